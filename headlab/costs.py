@@ -1,0 +1,59 @@
+"""Parameters, floating-point operations and bytes, by arithmetic alone; a multiply-add counts as two operations."""
+
+from typing import Literal, NamedTuple
+
+Mode = Literal["training", "scoring", "decoding"]
+
+
+class HeadCost(NamedTuple):
+    """What a head costs."""
+
+    parameters: int  # the head's own, without padding and without what it ties to
+    flops_per_token: float
+    bytes_read: float  # parameter bytes that one pass over the head reads, tied ones included
+
+
+def linear_head_cost(
+    mode: Mode, *, vocab_size: int, d_model: int, own_parameters: int, itemsize: int = 4
+) -> HeadCost:
+    """A dense softmax: 2·d·V operations a token forward, three times that in training (h, dh and dW)."""
+    if mode not in ("training", "scoring", "decoding"):
+        raise ValueError(f"mode is {mode!r}; it must be 'training', 'scoring' or 'decoding'")
+    passes = 3 if mode == "training" else 1
+    matrix = vocab_size * d_model
+    return HeadCost(own_parameters, 2.0 * matrix * passes, float(matrix * itemsize))
+
+
+def body_flops_per_token(
+    *, d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_mlp: int, gated: bool, length: int
+) -> float:
+    """Forward operations a token of the decoder's blocks.
+
+    A block multiplies by its matrices (query and output d², keys and values d·d·n_kv/n_heads each, MLP two or, gated,
+    three of d·d_mlp) and attends to on average (length + 1)/2 positions, twice 2·d operations each.
+    """
+    projections = d_model * d_model * (2 + 2 * n_kv_heads / n_heads)
+    mlp = d_model * d_mlp * (3 if gated else 2)
+    attention = 2 * d_model * (length + 1) / 2
+    return n_layers * 2.0 * (projections + mlp + attention)
+
+
+# Dense matrix-multiply peaks in operations a second by `device_kind`, from the vendors' data sheets (bfloat16).
+_PEAKS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak dense bfloat16 operations a second of one device, or None where it is not known (every CPU)."""
+    return _PEAKS.get(device_kind)

@@ -1,0 +1,47 @@
+"""A plain embedding table, `[padded_vocab_size, d_model]`, a row a token."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+
+def padded_size(vocab_size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that holds `vocab_size` rows."""
+    return -(-vocab_size // multiple) * multiple
+
+
+def init_rows(
+    key: Array, vocab_size: int, rows: int, d_model: int, init_scale: float
+) -> Float[Array, "rows d_model"]:
+    """Normal rows with standard deviation `init_scale / √d_model`; the padding rows are zero.
+
+    The real rows are drawn alone, so that padding does not change them. Against a normalised hidden state (norm √d)
+    a logit then has standard deviation `init_scale` at any width.
+    """
+    real = jax.random.normal(key, (vocab_size, d_model)) * (init_scale / d_model**0.5)
+    return jnp.pad(real, ((0, rows - vocab_size), (0, 0)))
+
+
+class Table(nnx.Module):
+    """The input embedding; the model owns it, and a tied head is handed it."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+    ):
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        rows = padded_size(vocab_size, vocab_multiple)
+        self.weight = nnx.Param(init_rows(rngs.params(), vocab_size, rows, d_model, init_scale))
+
+    def __call__(self, ids: Int[Array, "..."], dtype=jnp.float32) -> Float[Array, "... d_model"]:
+        """Rows of `ids` in `dtype`; an id outside [0, vocab_size) gives a row of NaN, never another token's row."""
+        known = (ids >= 0) & (ids < self.vocab_size)
+        rows = jnp.take(self.weight[...], jnp.where(known, ids, 0), axis=0).astype(dtype)
+        return jnp.where(known[..., None], rows, jnp.nan)

@@ -1,0 +1,60 @@
+"""Output heads by name. A new head is one new file and one line in `_REGISTRY`; every shared test then runs on it."""
+
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+from headlab.errors import UsageError
+from headlab.heads.base import Head, Loss, Segment
+
+_REGISTRY = {
+    "tied": "headlab.heads.linear:Tied",
+    "untied": "headlab.heads.linear:Untied",
+}
+
+# What the model gives to every head; all else in a constructor is an option of the config's `head` section.
+_GIVEN = ("self", "vocab_size", "d_model", "rngs", "vocab_multiple", "init_scale", "token_counts")
+
+
+def names() -> tuple[str, ...]:
+    """All registered names."""
+    return tuple(_REGISTRY)
+
+
+def get(name: str) -> type[Head]:
+    """The class registered under `name`; UsageError with the nearest name where there is none."""
+    if name not in _REGISTRY:
+        near = difflib.get_close_matches(name, _REGISTRY, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"There is no head {name!r}.{hint} Heads: {', '.join(_REGISTRY)}.")
+    module, _, attribute = _REGISTRY[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """The keyword options of a head's constructor, with their annotations and defaults."""
+    parameters = inspect.signature(get(name).__init__, eval_str=True).parameters
+    return {key: p for key, p in parameters.items() if key not in _GIVEN}
+
+
+def build(name: str, **arguments: Any) -> Head:
+    """`build("untied", vocab_size=V, d_model=d, rngs=nnx.Rngs(0), **options)`.
+
+    `token_counts` is handed on only to heads whose constructor asks for it.
+    """
+    cls = get(name)
+    accepted = inspect.signature(cls.__init__).parameters
+    if "token_counts" not in accepted:
+        arguments.pop("token_counts", None)
+    unknown = sorted(set(arguments) - set(accepted))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], options(name), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(
+            f"The head {name!r} has no option {unknown[0]!r}.{hint} Options: {', '.join(options(name)) or 'none'}."
+        )
+    return cls(**arguments)
+
+
+__all__ = ["Head", "Loss", "Segment", "build", "get", "names", "options"]

@@ -1,0 +1,282 @@
+"""The Head contract: five methods that a head must write, and all that the base class derives from them.
+
+A head turns hidden states h [..., d_model] into log-probabilities over `vocab_size` tokens. It owns its own
+parameters and never the input embedding, which the model passes in.
+"""
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from headlab.costs import HeadCost, Mode
+from headlab.ops import empty_top_k, merge_top_k, vary_like
+
+
+class Segment(NamedTuple):
+    """A run of rows that are computed alike, in the head's own row order; token ids ascend along it."""
+
+    name: str
+    size: int  # real tokens
+
+
+class Loss(NamedTuple):
+    """Sums over the counted positions, float32; `objective` alone is differentiable."""
+
+    objective: Array  # what training minimises: with z-loss and label smoothing
+    nats: Array  # Σ −log p(target), pure
+    weight: Array  # number of counted positions
+    metrics: dict[str, Array]  # the family's own sums over counted positions, each to be divided by `weight`
+
+
+class Head(nnx.Module):
+    """Base class of all heads. `ties_to` says what the head needs from the model: "nothing" or "table"."""
+
+    ties_to: ClassVar[Literal["nothing", "table"]] = "nothing"
+    #: why label smoothing is refused, for the heads that refuse it
+    smoothing_refused: ClassVar[str | None] = None
+    vocab_size: int
+    d_model: int
+    block_rows: int | None = None  # rows of one block in what is derived here; None: chosen by size
+
+    # --- what a head must write --------------------------------------------------------------------------------
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Static runs of homogeneous rows that together hold every real token once."""
+        raise NotImplementedError
+
+    def normalise(self, h: Float[Array, "tokens d_model"], embedding: Any) -> Any:
+        """Per-token constants, a pytree of [tokens, ...] arrays, found in one blockwise pass."""
+        raise NotImplementedError
+
+    def log_prob_block(
+        self, h: Float[Array, "tokens d_model"], norm: Any, segment: Segment, start, size: int, embedding: Any
+    ) -> tuple[Float[Array, "tokens size"], Int[Array, "size"]]:
+        """Log-probabilities (nats) and token ids of rows `start … start+size−1` of a segment; `start` may be traced."""
+        raise NotImplementedError
+
+    def log_prob_at(
+        self, h: Float[Array, "tokens d_model"], norm: Any, ids: Int[Array, "tokens"], embedding: Any
+    ) -> Float[Array, "tokens"]:
+        """log p(ids) in nats, one token a position; NaN where an id is outside [0, vocab_size)."""
+        raise NotImplementedError
+
+    def z_penalty(self, norm: Any) -> Float[Array, "tokens"]:
+        """This family's squared log-partition, nats²."""
+        raise NotImplementedError
+
+    def rank_bound(self) -> int | None:
+        """The theorem's bound on the rank of a log-probability matrix, or None: nothing below V is promised."""
+        raise NotImplementedError
+
+    def cost(self, mode: Mode, token_counts: np.ndarray | None = None) -> HeadCost:
+        """Parameters, operations a token and bytes read in `mode`."""
+        raise NotImplementedError
+
+    # --- what every head has -----------------------------------------------------------------------------------
+
+    def nll(
+        self,
+        h: Float[Array, "*batch d_model"],
+        targets: Int[Array, "*batch"],
+        *,
+        embedding: Any = None,
+        where: Bool[Array, "*batch"] | None = None,
+    ) -> Float[Array, "*batch"]:
+        """−log p(target) in nats, float32; exactly 0 (gradient too) where `where` is False.
+
+        An id outside [0, vocab_size) at a counted position gives NaN.
+        """
+        flat, ids, counted = self._flatten(h, targets, where)
+        values = self._nll(flat, ids, embedding)
+        return jnp.where(counted, values, 0).reshape(targets.shape)
+
+    def _nll(self, h, targets, embedding):
+        def one(h, targets):
+            return -self.log_prob_at(h, self.normalise(h, embedding), targets, embedding)
+
+        return jax.checkpoint(one)(h, targets)
+
+    def loss(
+        self,
+        h: Float[Array, "*batch d_model"],
+        targets: Int[Array, "*batch"],
+        *,
+        embedding: Any = None,
+        where: Bool[Array, "*batch"] | None = None,
+        z_loss_weight: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> Loss:
+        """Sums over the counted positions of one batch; divide by `weight` once, over the whole step.
+
+        objective = Σ (1−α)·nll + α·(−(1/V) Σ_v log p(v)) + z_loss_weight·z_penalty. The two options are for training
+        only: `nats` is the pure cross-entropy whatever they are.
+        """
+        if label_smoothing and self.smoothing_refused:
+            raise ValueError(f"label_smoothing={label_smoothing}: {self.smoothing_refused}")
+        flat, ids, counted = self._flatten(h, targets, where)
+        return self._loss(flat, ids, counted, embedding, z_loss_weight, label_smoothing)
+
+    def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
+        @jax.checkpoint
+        def one(h, targets):
+            norm = self.normalise(h, embedding)
+            nll = -self.log_prob_at(h, norm, targets, embedding)
+            objective = nll
+            if label_smoothing:
+                mean = self._fold(h, norm, embedding, jnp.zeros_like(nll), _add_real) / self.vocab_size
+                objective = (1 - label_smoothing) * nll - label_smoothing * mean
+            if z_loss_weight:
+                objective = objective + z_loss_weight * self.z_penalty(norm)
+            return objective, nll
+
+        objective, nll = one(h, targets)
+        nats = jnp.sum(jnp.where(where, jax.lax.stop_gradient(nll), 0))
+        weight = jnp.sum(where, dtype=nats.dtype)
+        return Loss(jnp.sum(jnp.where(where, objective, 0)), nats, weight, {})
+
+    def log_probs(
+        self, h: Float[Array, "*batch d_model"], *, embedding: Any = None, dtype=jnp.float32
+    ) -> Float[Array, "*batch V"]:
+        """Log-probabilities of all real tokens in nats, by token id; logsumexp over the last axis is 0.
+
+        dtype float64 computes everything in float64 on a CPU and returns NumPy's float64; it refuses traced inputs,
+        for under `jit` without x64 a cast would silently give float32.
+        """
+        if np.dtype(dtype) == np.float64:
+            return self._log_probs_float64(h, embedding)
+        return self._log_probs(h, embedding).astype(dtype)
+
+    def _log_probs(self, h, embedding):
+        flat = h.reshape(-1, h.shape[-1])
+        norm = self.normalise(flat, embedding)
+        blocks = [
+            self.log_prob_block(flat, norm, segment, start, size, embedding)
+            for segment in self.segments()
+            for start, size in self._blocks(flat.shape[0], segment)
+        ]
+        values = jnp.concatenate([block for block, _ in blocks], axis=1)
+        ids = jnp.concatenate([ids for _, ids in blocks])
+        by_id = jnp.zeros((flat.shape[0], self.vocab_size), values.dtype).at[:, ids].set(values)
+        return by_id.reshape(*h.shape[:-1], self.vocab_size)
+
+    def _log_probs_float64(self, h, embedding):
+        leaves = jax.tree.leaves((h, self, embedding))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise TypeError(
+                "log_probs(dtype=float64) was called on traced values; call it outside jax.jit, grad and vmap"
+            )
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            graphs, states = zip(*(_split_float64(m) for m in (self, embedding)), strict=True)
+            wide = jnp.asarray(np.asarray(h, dtype=np.float64))
+
+            @jax.jit
+            def compute(states, h):
+                head, embedding = (
+                    g and nnx.merge(g, s) for g, s in zip(graphs, states, strict=True)
+                )
+                return head._log_probs(h, embedding)
+
+            out = compute(states, wide)
+            if out.dtype != jnp.float64:
+                raise TypeError(f"log_probs(dtype=float64) came out as {out.dtype}")
+            return np.asarray(out)
+
+    def top_k(
+        self, h: Float[Array, "*batch d_model"], k: int, *, embedding: Any = None
+    ) -> tuple[Float[Array, "*batch k"], Int[Array, "*batch k"]]:
+        """(log-probabilities, ids) of the k most probable tokens, descending; equal ones by ascending id.
+
+        0 ≤ k ≤ vocab_size, else ValueError. `[..., V]` is never built.
+        """
+        if not 0 <= k <= self.vocab_size:
+            raise ValueError(f"k is {k}; it must be in 0 … {self.vocab_size}, the vocabulary's size")
+        flat = h.reshape(-1, h.shape[-1])
+        norm = self.normalise(flat, embedding)
+        dtype = jnp.promote_types(h.dtype, jnp.float32)
+        start = empty_top_k((flat.shape[0],), k, dtype)
+        merge = (lambda best, block, ids: merge_top_k(*best, block, ids)) if k else (lambda best, *_: best)
+        values, ids = self._fold(flat, norm, embedding, start, merge)
+        return values.reshape(*h.shape[:-1], k), ids.reshape(*h.shape[:-1], k)
+
+    def entropy(self, h: Float[Array, "*batch d_model"], *, embedding: Any = None) -> Float[Array, "*batch"]:
+        """−Σ p·log p in nats; `[..., V]` is never built."""
+        flat = h.reshape(-1, h.shape[-1])
+        norm = self.normalise(flat, embedding)
+        zero = jnp.zeros(flat.shape[0], jnp.promote_types(h.dtype, jnp.float32))
+
+        def add(total, block, ids):
+            finite = jnp.where(jnp.isneginf(block), 0, block)
+            return total - jnp.sum(jnp.exp(block) * finite, axis=1)
+
+        return self._fold(flat, norm, embedding, zero, add).reshape(h.shape[:-1])
+
+    # --- walking over blocks -----------------------------------------------------------------------------------
+
+    def _flatten(self, h, targets, where):
+        if h.shape[-1] != self.d_model or h.shape[:-1] != targets.shape:
+            raise ValueError(
+                f"h is {h.shape} and targets {targets.shape}; they must be [..., {self.d_model}] and [...]"
+            )
+        if not jnp.issubdtype(targets.dtype, jnp.integer):
+            raise TypeError(f"targets are {targets.dtype}; they must be integer token ids")
+        counted = jnp.ones(targets.shape, bool) if where is None else where
+        if counted.shape != targets.shape or counted.dtype != jnp.bool_:
+            raise ValueError(
+                f"where is {counted.dtype}{counted.shape}; it must be bool{targets.shape}, like targets"
+            )
+        counted = counted.reshape(-1)
+        # Uncounted states are replaced before anything is computed: 0 · NaN would be NaN, in the gradient too.
+        flat = jnp.where(counted[:, None], h.reshape(-1, self.d_model), 0)
+        ids = jnp.where(counted, targets.reshape(-1), 0)
+        return flat, ids, counted
+
+    def _block_rows(self, tokens: int, segment: Segment) -> int:
+        return min(self.block_rows or max((2 << 20) // max(tokens, 1), 128), segment.size)
+
+    def _blocks(self, tokens: int, segment: Segment) -> list[tuple[int, int]]:
+        """(start, size) of the blocks of a segment, the last one smaller where it does not divide."""
+        size = self._block_rows(tokens, segment)
+        return [(i, min(size, segment.size - i)) for i in range(0, segment.size, size)]
+
+    def _fold(self, h, norm, embedding, carry, add):
+        """add(…add(carry, log_probs, ids)…, log_probs, ids) over all blocks of all segments, one block at a time."""
+        carry = jax.tree.map(lambda x: vary_like(x, h, *jax.tree.leaves(norm)), carry)
+        for segment in self.segments():
+            size = self._block_rows(h.shape[0], segment)
+            whole = segment.size // size
+
+            def step(size, segment=segment):
+                return jax.checkpoint(
+                    lambda carry, start: add(
+                        carry, *self.log_prob_block(h, norm, segment, start, size, embedding)
+                    )
+                )
+
+            body = step(size)
+            starts = jnp.arange(whole, dtype=jnp.int32) * size
+            carry, _ = jax.lax.scan(lambda c, s, body=body: (body(c, s), None), carry, starts)
+            rest = segment.size - whole * size
+            if rest:
+                carry = step(rest)(carry, jnp.int32(whole * size))
+        return carry
+
+
+def _add_real(total, block, ids):
+    return total + jnp.sum(block, axis=1)
+
+
+def _split_float64(module):
+    """(graph, state) of a module with every floating parameter widened to float64; (None, None) of None."""
+    if module is None:
+        return None, None
+    graph, state = nnx.split(module)
+
+    def widen(leaf):
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(np.asarray(leaf), jnp.float64 if floating else leaf.dtype)
+
+    return graph, jax.tree.map(widen, state)

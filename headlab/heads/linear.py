@@ -1,0 +1,216 @@
+"""Linear softmax heads: `tied` to the input embedding table, or `untied` with a matrix of its own.
+
+logits = map(h · weightᵀ + bias), map(z) = c·tanh(logit_scale·z / c) with a soft cap c, else logit_scale·z. Both heads
+use the same convention, so that a comparison of the two compares the matrix alone. Tying: Press & Wolf 2017, Inan
+et al. 2017; the soft cap: Gemma 2 (Google DeepMind 2024).
+"""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from headlab.costs import HeadCost, Mode, linear_head_cost
+from headlab.embeddings import init_rows, padded_size
+from headlab.heads.base import Head, Loss, Segment
+from headlab.ops import LinearSpec, LogitMap, linear_loss, linear_statistics
+from headlab.ops.cross_entropy import block_logits
+
+
+class Normaliser(NamedTuple):
+    """log p(v) = (t_v − max) − log_sum, both [tokens]."""
+
+    max: jax.Array
+    log_sum: jax.Array
+
+
+class LinearHead(Head):
+    """What tied and untied heads share; a subclass says where the weight comes from."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        d_model: int,
+        vocab_multiple: int = 1,
+        bias: bool = False,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        logits_dtype: Literal["float32", "bfloat16"] = "float32",
+    ):
+        """
+        Args:
+            vocab_size: real tokens, ≥ 2. d_model: width of h, ≥ 1.
+            vocab_multiple: rows are padded to a multiple of this; padding never gets probability or gradient.
+            bias: adds a learned bias a token, zero at first.
+            softcap: c in c·tanh(z/c), > 0; None for no cap.
+            logit_scale: constant factor of the product, ≠ 0 and finite.
+            logits_dtype: what products are rounded to. Softmax statistics are float32 in either case; bfloat16 halves
+                the memory traffic of logits and quantises the loss to about 2⁻⁸ of a logit.
+
+        Raises:
+            ValueError: naming the value and the range.
+        """
+        if vocab_size < 2:
+            raise ValueError(f"vocab_size is {vocab_size}; a distribution needs at least 2 tokens")
+        if d_model < 1:
+            raise ValueError(f"d_model is {d_model}; it must be at least 1")
+        if vocab_multiple < 1:
+            raise ValueError(f"vocab_multiple is {vocab_multiple}; it must be at least 1")
+        if softcap is not None and not 0 < softcap < float("inf"):
+            raise ValueError(f"softcap is {softcap}; it must be positive and finite, or None")
+        if logit_scale == 0 or not abs(logit_scale) < float("inf"):
+            raise ValueError(f"logit_scale is {logit_scale}; it must be finite and not 0")
+        if logits_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"logits_dtype is {logits_dtype!r}; it must be 'float32' or 'bfloat16'")
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.rows = padded_size(vocab_size, vocab_multiple)
+        self.spec = LinearSpec(vocab_size, LogitMap(logit_scale, softcap), logits_dtype)
+        self.bias = nnx.Param(jnp.zeros(self.rows)) if bias else None
+
+    def _weight(self, embedding) -> jax.Array:
+        raise NotImplementedError
+
+    def _arrays(self, embedding):
+        return self._weight(embedding), None if self.bias is None else self.bias[...]
+
+    def segments(self) -> tuple[Segment, ...]:
+        return (Segment("vocabulary", self.vocab_size),)
+
+    def normalise(self, h, embedding) -> Normaliser:
+        nobody = jnp.zeros(h.shape[0], jnp.int32)  # only the normaliser is read, not the nll
+        statistics = linear_statistics(h, *self._arrays(embedding), nobody, self.spec)
+        return Normaliser(statistics.max, statistics.log_sum)
+
+    def log_prob_block(self, h, norm, segment, start, size, embedding):
+        weight, bias = self._arrays(embedding)
+        rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
+        block_bias = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size)
+        logits = block_logits(h, rows, block_bias, self.spec)
+        ids = start + jnp.arange(size, dtype=jnp.int32)
+        return (logits - norm.max[:, None]) - norm.log_sum[:, None], ids
+
+    def log_prob_at(self, h, norm, ids, embedding):
+        weight, bias = self._arrays(embedding)
+        known = (ids >= 0) & (ids < self.vocab_size)
+        safe = jnp.where(known, ids, 0)
+        rows = jnp.take(weight, safe, axis=0)
+        own_bias = None if bias is None else jnp.take(bias, safe)
+        logits = jax.vmap(lambda h, row, b: block_logits(h[None], row[None], b, self.spec)[0, 0])(
+            h, rows, own_bias
+        )
+        return jnp.where(known, (logits - norm.max) - norm.log_sum, jnp.nan)
+
+    def z_penalty(self, norm):
+        return (norm.max + norm.log_sum) ** 2
+
+    def _nll(self, h, targets, embedding):
+        return linear_statistics(h, *self._arrays(embedding), targets, self.spec).nll
+
+    def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
+        sums = linear_loss(
+            h,
+            *self._arrays(embedding),
+            targets,
+            where,
+            self.spec,
+            z_loss_weight=z_loss_weight,
+            label_smoothing=label_smoothing,
+        )
+        return Loss(*sums, {})
+
+    def rank_bound(self) -> int | None:
+        """d + 1, d + 2 with a bias (Yang et al. 2017); a soft cap is not linear and promises nothing."""
+        if self.spec.logit_map.softcap is not None:
+            return None
+        return min(self.vocab_size, self.d_model + 1 + (self.bias is not None))
+
+    def _own_matrix(self) -> int:
+        raise NotImplementedError
+
+    def cost(self, mode: Mode, token_counts=None) -> HeadCost:
+        own = self._own_matrix() + (self.vocab_size if self.bias is not None else 0)
+        return linear_head_cost(
+            mode, vocab_size=self.vocab_size, d_model=self.d_model, own_parameters=own
+        )
+
+
+class Tied(LinearHead):
+    """The output matrix is the input embedding table, which the model passes in: one owner, one gradient."""
+
+    ties_to: ClassVar[Literal["nothing", "table"]] = "table"
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        d_model: int,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+        bias: bool = False,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        logits_dtype: Literal["float32", "bfloat16"] = "float32",
+    ):
+        """See `LinearHead`; `rngs` and `init_scale` are the table's affair and change nothing here."""
+        super().__init__(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            vocab_multiple=vocab_multiple,
+            bias=bias,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            logits_dtype=logits_dtype,
+        )
+
+    def _weight(self, embedding) -> jax.Array:
+        if embedding is None:
+            raise ValueError("a tied head needs the model's input embedding: pass embedding=")
+        weight = embedding.weight[...]
+        if weight.shape != (self.rows, self.d_model):
+            raise ValueError(
+                f"the embedding table is {weight.shape}; a tied head of {self.vocab_size} tokens needs "
+                f"{(self.rows, self.d_model)}"
+            )
+        return weight
+
+    def _own_matrix(self) -> int:
+        return 0
+
+
+class Untied(LinearHead):
+    """The output matrix is the head's own, `[padded_vocab_size, d_model]`."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        d_model: int,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+        bias: bool = False,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        logits_dtype: Literal["float32", "bfloat16"] = "float32",
+    ):
+        """See `LinearHead`; rows start normal with standard deviation `init_scale / √d_model`."""
+        super().__init__(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            vocab_multiple=vocab_multiple,
+            bias=bias,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            logits_dtype=logits_dtype,
+        )
+        self.weight = nnx.Param(init_rows(rngs.params(), vocab_size, self.rows, d_model, init_scale))
+
+    def _weight(self, embedding) -> jax.Array:
+        return self.weight[...]
+
+    def _own_matrix(self) -> int:
+        return self.vocab_size * self.d_model

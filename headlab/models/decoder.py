@@ -1,0 +1,125 @@
+"""The small decoder: pre-norm blocks between one embedding and one head, both of which it owns.
+
+It returns hidden states; the head owns the loss and is handed the embedding, so that a tied table has one owner.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from headlab import heads
+from headlab.embeddings import Table
+from headlab.models.layers import Block, Norm, dropout
+
+
+class Decoder(nnx.Module):
+    """A causal language model of `config` over `vocab_size` real tokens."""
+
+    def __init__(self, config, vocab_size: int, *, rngs: nnx.Rngs, head_name: str, head_options: dict):
+        model = config.model
+        self.max_length = model.max_length
+        self.dtype = jnp.dtype(config.train.compute_dtype)
+        self.rate = model.dropout
+        self.remat = model.remat
+        multiple = config.head.vocab_multiple
+        self.embedding = Table(
+            vocab_size,
+            model.d_model,
+            rngs=rngs,
+            vocab_multiple=multiple,
+            init_scale=config.groups.embedding.init_scale,
+        )
+        scale = config.groups.embedding.init_scale / model.d_model**0.5
+        shape = (model.max_length, model.d_model)
+        learned = model.position == "learned"
+        self.positions = (
+            nnx.Param(jax.random.normal(rngs.params(), shape) * scale) if learned else None
+        )
+        self.blocks = nnx.List(
+            [
+                Block(model, rngs=rngs, scale=config.groups.body.init_scale)
+                for _ in range(model.n_layers)
+            ]
+        )
+        self.final_norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        self.head = heads.build(
+            head_name,
+            vocab_size=vocab_size,
+            d_model=model.d_model,
+            rngs=rngs,
+            vocab_multiple=multiple,
+            init_scale=config.groups.head.init_scale,
+            **head_options,
+        )
+
+    def __call__(
+        self, tokens: Int[Array, "batch length"], *, dropout_key: Array | None = None
+    ) -> Float[Array, "batch length d_model"]:
+        """Final hidden states in the compute dtype; a position depends on its own and earlier tokens only.
+
+        Without a `dropout_key` there is no dropout. Raises ValueError for a sequence longer than `max_length`.
+        """
+        length = tokens.shape[1]
+        if length > self.max_length:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than model.max_length={self.max_length}"
+            )
+        n_keys = len(self.blocks) + 1
+        keys = [None] * n_keys if dropout_key is None else jax.random.split(dropout_key, n_keys)
+        x = self.embedding(tokens, self.dtype)
+        if self.positions is not None:
+            x = x + self.positions[:length].astype(self.dtype)
+        x = dropout(x, self.rate, keys[0])
+        for block, key in zip(self.blocks, keys[1:], strict=True):
+            x = _rematerialised(block, x, key) if self.remat else block(x, key)
+        return self.final_norm(x)
+
+
+def _rematerialised(block: Block, x: Array, key: Array | None) -> Array:
+    """The block, with its activations made again in the backward pass."""
+    graph, state = nnx.split(block)
+    return jax.checkpoint(lambda state, x, key: nnx.merge(graph, state)(x, key))(state, x, key)
+
+
+def build(
+    config,
+    vocab_size: int,
+    *,
+    token_counts: np.ndarray | None = None,
+    head_name: str | None = None,
+) -> Decoder:
+    """The decoder of a resolved config, initialised from `config.seed`.
+
+    `head_name` overrides the config's head (the second phase of late untying is the same config with "untied").
+    Random numbers are drawn in the order embedding, positions, blocks, head: models that differ in the head alone start
+    with the same embedding and body.
+    """
+    name = head_name or config.head.name
+    given = {key: config.head[key] for key in heads.options(name) if key in config.head}
+    return Decoder(
+        config,
+        vocab_size,
+        rngs=nnx.Rngs(config.seed),
+        head_name=name,
+        head_options={**given, "token_counts": token_counts},
+    )
+
+
+def count_parameters(model: Decoder) -> dict[str, int]:
+    """Parameters by part, without padding rows: "embedding" (positions too), "head", "body" and their "total".
+
+    A tied table is counted once, with the embedding.
+    """
+    parts = {"embedding": 0, "head": 0, "body": 0}
+    padding = {}
+    for part, module in (("embedding", model.embedding), ("head", model.head)):
+        rows = getattr(module, "weight", None)
+        padding[part] = 0 if rows is None else rows.shape[0] - module.vocab_size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param))):
+        top = path[0].key
+        part = {"embedding": "embedding", "positions": "embedding", "head": "head"}.get(top, "body")
+        padded_rows = padding.get(top, 0)
+        parts[part] += leaf.size - padded_rows * (leaf.size // leaf.shape[0])
+    return {**parts, "total": sum(parts.values())}

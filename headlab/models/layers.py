@@ -1,0 +1,122 @@
+"""The parts of a decoder block: normalisation, rotary positions, attention, MLP. All are free of random state."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from headlab.ops import causal_attention, linear
+
+
+class Norm(nnx.Module):
+    """RMSNorm, `gain · x / √(mean x² + ε)` (Zhang & Sennrich 2019), or LayerNorm with the mean taken off first.
+
+    Statistics are float32 at least; the result has the dtype of x. LayerNorm has a bias where `bias` says so.
+    """
+
+    EPSILON = 1e-6
+
+    def __init__(self, d_model: int, *, kind: str, bias: bool):
+        self.centred = kind == "layer"
+        self.gain = nnx.Param(jnp.ones(d_model))
+        self.bias = nnx.Param(jnp.zeros(d_model)) if bias and self.centred else None
+
+    def __call__(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if self.centred:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        y = wide * jax.lax.rsqrt(square + self.EPSILON) * self.gain[...]
+        if self.bias is not None:
+            y = y + self.bias[...]
+        return y.astype(x.dtype)
+
+
+class Projection(nnx.Module):
+    """`x · kernel (+ bias)`; the kernel `[d_in, d_out]` starts normal with standard deviation `scale / √d_in`."""
+
+    def __init__(self, d_in: int, d_out: int, *, rngs: nnx.Rngs, bias: bool, scale: float):
+        self.kernel = nnx.Param(
+            jax.random.normal(rngs.params(), (d_in, d_out)) * (scale / d_in**0.5)
+        )
+        self.bias = nnx.Param(jnp.zeros(d_out)) if bias else None
+
+    def __call__(self, x: Float[Array, "... d_in"]) -> Float[Array, "... d_out"]:
+        y = linear(x, self.kernel[...])
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+
+def rotate(x: Float[Array, "batch length heads width"], theta: float) -> Array:
+    """Rotary positions (Su et al. 2021): pair (i, i + width/2) turns by position · theta^(−2i/width), in float32."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal multi-head attention, with fewer key-value heads where asked (Ainslie et al. 2023)."""
+
+    def __init__(self, model, *, rngs: nnx.Rngs, scale: float, output_scale: float):
+        self.n_heads, self.n_kv_heads = model.n_heads, model.n_kv_heads
+        self.theta = model.rope_theta if model.position == "rotary" else None
+        d, width = model.d_model, model.d_model // model.n_heads
+        kv = self.n_kv_heads * width
+        self.query = Projection(d, d, rngs=rngs, bias=model.bias, scale=scale)
+        self.key = Projection(d, kv, rngs=rngs, bias=model.bias, scale=scale)
+        self.value = Projection(d, kv, rngs=rngs, bias=model.bias, scale=scale)
+        self.output = Projection(d, d, rngs=rngs, bias=model.bias, scale=output_scale)
+
+    def __call__(self, x: Float[Array, "batch length d_model"]) -> Array:
+        batch, length, d = x.shape
+        query = self.query(x).reshape(batch, length, self.n_heads, -1)
+        key = self.key(x).reshape(batch, length, self.n_kv_heads, -1)
+        value = self.value(x).reshape(batch, length, self.n_kv_heads, -1)
+        if self.theta is not None:
+            query, key = rotate(query, self.theta), rotate(key, self.theta)
+        return self.output(causal_attention(query, key, value).reshape(batch, length, d))
+
+
+class MLP(nnx.Module):
+    """`down(gelu(up x))` with the tanh form of GELU, or SwiGLU `down(silu(gate x) · up x)` (Shazeer 2020)."""
+
+    def __init__(self, model, *, rngs: nnx.Rngs, scale: float, output_scale: float):
+        d, d_mlp = model.d_model, model.d_mlp
+        gated = model.activation == "swiglu"
+        self.up = Projection(d, d_mlp, rngs=rngs, bias=model.bias, scale=scale)
+        self.gate = Projection(d, d_mlp, rngs=rngs, bias=model.bias, scale=scale) if gated else None
+        self.down = Projection(d_mlp, d, rngs=rngs, bias=model.bias, scale=output_scale)
+
+    def __call__(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
+        up = self.up(x)
+        hidden = jax.nn.gelu(up) if self.gate is None else jax.nn.silu(self.gate(x)) * up
+        return self.down(hidden)
+
+
+def dropout(x: Array, rate: float, key: Array | None) -> Array:
+    """Zeroes each entry with probability `rate` and scales the rest by 1/(1−rate); the identity without a key."""
+    if key is None or rate == 0:
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+class Block(nnx.Module):
+    """`x + attention(norm x)`, then `x + mlp(norm x)`."""
+
+    def __init__(self, model, *, rngs: nnx.Rngs, scale: float):
+        # Each of the 2·n_layers branches adds to the residual stream; so scaled, their sum starts at the size of one.
+        output_scale = scale / (2 * model.n_layers) ** 0.5
+        self.rate = model.dropout
+        self.attention_norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        self.attention = Attention(model, rngs=rngs, scale=scale, output_scale=output_scale)
+        self.mlp_norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        self.mlp = MLP(model, rngs=rngs, scale=scale, output_scale=output_scale)
+
+    def __call__(self, x: Float[Array, "batch length d_model"], key: Array | None) -> Array:
+        first, second = (None, None) if key is None else jax.random.split(key)
+        x = x + dropout(self.attention(self.attention_norm(x)), self.rate, first)
+        return x + dropout(self.mlp(self.mlp_norm(x)), self.rate, second)

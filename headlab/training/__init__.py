@@ -1,0 +1,7 @@
+"""Training: optimizer, step, loop, held-out evaluation, checkpoints and metric writers."""
+
+from headlab.training.evaluate import evaluate_run
+from headlab.training.evaluation import Evaluator, frequency_bands
+from headlab.training.loop import Interrupted, train
+
+__all__ = ["Evaluator", "Interrupted", "evaluate_run", "frequency_bands", "train"]

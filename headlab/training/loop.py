@@ -1,0 +1,361 @@
+"""The training loop: from a config and a directory to a finished run, resumable to the same bits at any kill."""
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+
+from headlab import config as configs
+from headlab import costs, data, sharding
+from headlab.errors import HeadlabError
+from headlab.runs import RunDirectory, environment, phases_of
+from headlab.training.checkpoints import Checkpoints
+from headlab.training.evaluation import Evaluator
+from headlab.training.metrics import Writer, open_writers
+from headlab.training.step import Phase, TrainState, make_phase, train_step, untie
+
+
+class Interrupted(HeadlabError):
+    """A signal asked the run to stop; it saved a checkpoint first. The exit code is 128 + the signal."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def train(config: Any, workdir: str) -> dict[str, Any]:
+    """Trains to the end and returns what result.json holds; goes on where an earlier call was stopped.
+
+    A finished run is returned as it is. On SIGTERM or SIGINT the step in progress is finished and saved, and
+    `Interrupted` is raised.
+
+    Raises:
+      UsageError: something asked for cannot be done; nothing was started.
+      HeadlabError: a loss that is not finite, or a checkpoint or metric that could not be written.
+    """
+    config = configs.resolve(config)
+    if RunDirectory(workdir).config_path.exists():
+        RunDirectory.create_or_open(workdir, config)  # another config is refused before any work
+    mesh = sharding.make_mesh(config.mesh.data)
+    dataset = data.open_dataset(config.data, progress=config.log.progress)
+    run, differing = RunDirectory.create_or_open(workdir, config)
+    with run.lock():
+        finished = run.result()
+        if finished is not None:
+            _say(config, f"{workdir} has finished already; its result is returned as it is.")
+            return finished
+        for key, (old, new) in differing.items():
+            _say(config, f"{key} is {new!r} from here on; the run was made with {old!r}.")
+        dataset.tokenizer.save(run.tokenizer_path)
+        with ExitStack() as stack:
+            trainer = _Trainer(config, run, dataset, mesh, stack)
+            return trainer.run_to_end()
+
+
+class _Trainer:
+    """What one call of `train` keeps open."""
+
+    def __init__(self, config, run, dataset, mesh, stack: ExitStack):
+        self.config, self.run, self.mesh = config, run, mesh
+        self.store = dataset.store
+        self.vocab_size = dataset.tokenizer.vocab_size
+        self.batches = data.TrainBatches(
+            self.store.tokens("train"), config.data.seq_len, config.train.batch_size, config.seed
+        )
+        self.clock = _Clock()
+        self.checkpoints = stack.enter_context(
+            Checkpoints(run.checkpoints_dir, keep=config.checkpoint.keep)
+        )
+        self.stop = stack.enter_context(_stop_signals())
+        self.stack = stack
+        self.writers: list[Writer] = []
+        self.spent_before = 0.0
+
+    def run_to_end(self) -> dict[str, Any]:
+        with self.clock.part("start"):
+            number, state, start = self._restore()
+            self.writers = open_writers(self.config, self.run, start if start else None)
+            for writer in self.writers:
+                self.stack.callback(writer.close)
+        phases = phases_of(self.config)
+        while True:
+            head_name, end = phases[number]
+            with self.clock.part("start"):
+                phase, fresh = self._phase(head_name, end)
+                state = fresh if state is None else state
+                if number and int(state.step) == phases[number - 1][1]:
+                    state = untie(state, fresh)
+                state = sharding.place(state, self.mesh, sharding.REPLICATED)
+                del fresh
+            evaluator = Evaluator(
+                phase.graph,
+                self.store,
+                self.mesh,
+                seq_len=self.config.data.seq_len,
+                batch_size=self.config.eval.batch_size,
+            )
+            state = self._train_phase(phase, state, evaluator)
+            number += 1
+            if number == len(phases):
+                return self._finish(phase, state, evaluator)
+
+    def _phase(self, head_name: str, end: int) -> tuple[Phase, TrainState]:
+        return make_phase(
+            self.config, self.vocab_size, self.store.counts, head_name=head_name, end=end
+        )
+
+    def _restore(self) -> tuple[int, TrainState | None, int]:
+        """(phase number, state, step) of the latest good checkpoint; (0, None, 0) at the start."""
+        if self.checkpoints.latest_step() is None:
+            return 0, None, 0
+        phases = phases_of(self.config)
+
+        def target(metadata: dict[str, Any]) -> TrainState:
+            shapes = jax.eval_shape(lambda: self._phase(*phases[metadata["phase"]])[1])
+            return sharding.abstract(shapes, self.mesh)
+
+        state, metadata, step = self.checkpoints.restore(target)
+        for bad, reason in self.checkpoints.bad:
+            _say(self.config, f"The checkpoint of step {bad} was damaged and moved aside: {reason}.")
+        self.spent_before = metadata["wall_seconds"]
+        _say(self.config, f"Resuming {self.run.path} from step {step:,}.")
+        number = metadata["phase"]
+        # Between the end of one phase and the first step of the next, the next one begins.
+        return number + (step == phases[number][1] and number + 1 < len(phases)), state, step
+
+    def _train_phase(self, phase: Phase, state: TrainState, evaluator: Evaluator) -> TrainState:
+        config = self.config
+        step = int(state.step)
+        if step >= phase.end:
+            return state
+        with self.clock.part("compile"):
+            example = tuple(self.batches.batch(step))
+            jitted = jax.jit(train_step(phase, config, self.mesh), donate_argnums=0)
+            compiled = jitted.lower(state, example).compile()
+        speed = _Speed(config, phase, self.mesh)
+        pending = None
+        while step < phase.end:
+            with self.clock.part("data"):
+                batch = tuple(self.batches.batch(step))
+            with self.clock.part("step"):
+                state, report = compiled(state, batch)
+                if pending is not None:
+                    self._check_finite(phase, pending)  # waits for the step before, not for this one
+            step, pending = step + 1, report
+            last = step == config.train.steps
+            log = step % config.log.every == 0 or last
+            evaluate = step % config.eval.every == 0 or last
+            save = step % config.checkpoint.every == 0 or step == phase.end or self.stop
+            if not (log or evaluate or save):
+                continue
+            with self.clock.part("step"):
+                self._check_finite(phase, report)
+            if log:
+                with self.clock.part("metrics"):
+                    self._write(step, {**_train_record(report), **speed.record(step)})
+            held_out = None
+            if evaluate:
+                with self.clock.part("evaluation"):
+                    held_out = self._evaluate(state, evaluator, step)
+                    save = save or held_out[1]
+                speed.pause(step)
+            if save:
+                with self.clock.part("checkpoint"):
+                    self._save(step, state, phase, held_out and held_out[0])
+            if self.stop and not last:
+                self._interrupted(step)
+        return state
+
+    def _evaluate(self, state: TrainState, evaluator: Evaluator, step: int) -> tuple[float, bool]:
+        """(held-out loss, whether it is the best so far), written to the metrics."""
+        before = [r["validation/loss"] for r in self.run.metrics() if "validation/loss" in r]
+        found = evaluator(state.params, "validation")
+        if not math.isfinite(found["loss"]):
+            raise HeadlabError(
+                f"the held-out loss after step {step:,} is {found['loss']}, though training was finite; "
+                f"the last good checkpoint is step {self.checkpoints.latest_step()}. Evaluate it to look for the cause."
+            )
+        record = {f"validation/{key}": found[key] for key in ("loss", "bits_per_byte", "bands")}
+        self._write(step, record)
+        return found["loss"], all(found["loss"] < loss for loss in before)
+
+    def _save(self, step: int, state: TrainState, phase: Phase, held_out: float | None, wait=False):
+        metadata = {
+            "phase": [name for name, _ in phases_of(self.config)].index(phase.head_name),
+            "wall_seconds": self.spent_before + self.clock.total(),
+        }
+        self.checkpoints.save(step, state, metadata, held_out=held_out, wait=wait)
+
+    def _interrupted(self, step: int):
+        number = self.stop[0]
+        self.checkpoints.wait()
+        raise Interrupted(
+            f"stopped by {signal.Signals(number).name} after step {step:,} of {self.config.train.steps:,}, "
+            f"which is saved. Run the same command again to resume: --workdir={self.run.path}",
+            number,
+        )
+
+    def _check_finite(self, phase: Phase, report: dict[str, jax.Array]) -> None:
+        bad = int(report["bad_step"])
+        if bad < 0:
+            return
+        self.checkpoints.wait()
+        good = self.checkpoints.latest_step()
+        intact = "there is no checkpoint yet" if good is None else f"the checkpoint of step {good} is the last good one"
+        raise HeadlabError(
+            f"the loss or its gradient was not finite in step {bad + 1:,} (head {phase.head_name!r}); {intact}, in "
+            f"{self.run.checkpoints_dir}. Lower optimizer.peak_rate or set optimizer.clip_norm; if this is the first "
+            "step, look for a token id outside the vocabulary."
+        )
+
+    def _write(self, step: int, record: dict[str, Any]) -> None:
+        for writer in self.writers:
+            writer.write(step, record)
+
+    def _finish(self, phase: Phase, state: TrainState, evaluator: Evaluator) -> dict[str, Any]:
+        """Reads the test split, once, and writes result.json."""
+        config = self.config
+        self.checkpoints.wait()
+        with self.clock.part("evaluation"):
+            final = evaluator(state.params, "validation")
+            test = evaluator(state.params, "test")
+        records = self.run.metrics()
+        held_out = [(r["validation/loss"], r["step"]) for r in records if "validation/loss" in r]
+        best_loss, best_step = min(held_out)
+        counts = self.store.meta["splits"]
+        seconds = self.clock.total()
+        timing = self.clock.shares()
+        result = {
+            "head": config.head.name,
+            "steps": config.train.steps,
+            "untied_at": configs.untie_step(config),
+            "parameters": phase.parameters,
+            "train_loss": next(r["train/loss"] for r in reversed(records) if "train/loss" in r),
+            "validation": final,
+            "best": {"step": best_step, "loss": best_loss},
+            "test": test,
+            "tokens_seen": self.batches.targets_seen(config.train.steps),
+            "corpus": {split: counts[split] for split in data.SPLITS},
+            "vocab_size": self.vocab_size,
+            "wall_seconds": self.spent_before + seconds,
+            "timing": timing,
+            "config_hash": configs.config_hash(config),
+            "seed": config.seed,
+            "environment": environment(),
+        }
+        self.run.write_result(result)
+        shares = ", ".join(f"{part} {share:.1%}" for part, share in timing["shares"].items())
+        _say(config, f"{seconds:.1f} s: {shares}.")
+        return result
+
+
+def _train_record(report: dict[str, jax.Array]) -> dict[str, float]:
+    """Means over the steps since the last log, and the last step's gradient norm."""
+    interval = {k.removeprefix("interval/"): float(v) for k, v in report.items() if k.startswith("interval/")}
+    weight = interval.pop("weight")
+    mean = {key: value / weight if weight else math.nan for key, value in interval.items()}
+    record = {"train/loss": mean.pop("nats"), "train/gradient_norm": float(report["gradient_norm"])}
+    return {**record, **{f"train/{key}": value for key, value in mean.items()}}
+
+
+class _Speed:
+    """Tokens a second since the last log, without evaluations, and the share of the device's peak where it is known."""
+
+    def __init__(self, config, phase: Phase, mesh):
+        model, length = config.model, config.data.seq_len
+        self._tokens_per_step = config.train.batch_size * length
+        body = costs.body_flops_per_token(
+            d_model=model.d_model,
+            n_layers=model.n_layers,
+            n_heads=model.n_heads,
+            n_kv_heads=model.n_kv_heads,
+            d_mlp=model.d_mlp,
+            gated=model.activation == "swiglu",
+            length=length,
+        )
+        head = phase.head_cost.flops_per_token
+        peak = costs.peak_flops(jax.devices()[0].device_kind)
+        self._peak_tokens = None if peak is None else peak * mesh.size / (3 * body + head)
+        self._since: tuple[int, float] | None = None
+
+    def record(self, step: int) -> dict[str, float]:
+        now = time.perf_counter()
+        since, self._since = self._since, (step, now)
+        if since is None or step == since[0]:
+            return {}
+        rate = (step - since[0]) * self._tokens_per_step / (now - since[1])
+        record = {"timing/tokens_per_second": rate}
+        if self._peak_tokens is not None:
+            record["timing/mfu"] = rate / self._peak_tokens
+        return record
+
+    def pause(self, step: int) -> None:
+        self._since = (step, time.perf_counter())
+
+
+class _Clock:
+    """Where the wall time of a run goes."""
+
+    def __init__(self):
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def total(self) -> float:
+        return time.perf_counter() - self._began
+
+    def shares(self) -> dict[str, Any]:
+        """Seconds and shares by part; `outside_step` is data, metrics and checkpoints as a share of these and the step."""
+        seconds = {**self._seconds, "other": self.total() - sum(self._seconds.values())}
+        total = sum(seconds.values())
+        outside = sum(seconds.get(part, 0.0) for part in ("data", "metrics", "checkpoint"))
+        training = outside + seconds.get("step", 0.0)
+        return {
+            "seconds": seconds,
+            "shares": {part: spent / total for part, spent in seconds.items()},
+            "outside_step": outside / training if training else None,
+        }
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """A list that the first SIGTERM or SIGINT enters; the second one acts as ever."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    previous = {}
+
+    def handle(number, frame):
+        received.append(number)
+        signal.signal(number, previous[number])
+        print(
+            f"\n{signal.Signals(number).name}: finishing this step and saving; once more stops at once.",
+            file=sys.stderr,
+        )
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _say(config, message: str) -> None:
+    if config.log.progress:
+        print(message, file=sys.stderr)

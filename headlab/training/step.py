@@ -1,0 +1,202 @@
+"""The training step: one `shard_map` body over the mesh, compiled once, on donated state.
+
+Gradients are sums over tokens: of micro-batches, then of devices, and are divided once by the counted tokens of the
+whole step.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from headlab import models, sharding
+from headlab.costs import HeadCost
+from headlab.ops import vary_like
+from headlab.training.optimizer import make_optimizer
+
+_DROPOUT_STREAM = 0x64726F70  # sets the dropout keys apart from the keys of initialisation
+
+
+class TrainState(NamedTuple):
+    """All that a step reads and writes; a checkpoint holds it whole."""
+
+    step: jax.Array  # updates made so far, int32
+    params: Any  # pure nested dict
+    opt_state: Any
+    interval: dict[str, jax.Array]  # sums since the last log: "nats", "weight" and the head's own metrics
+    bad_step: jax.Array  # the first step whose loss or gradient was not finite, −1 if none
+
+
+class Phase(NamedTuple):
+    """What is static while one head trains: the module's graph, the optimizer and where the phase ends."""
+
+    head_name: str
+    end: int  # the phase makes the updates before this step
+    graph: Any
+    optimizer: optax.GradientTransformation
+    parameters: dict[str, int]  # by part, without padding
+    head_cost: HeadCost  # of training
+
+
+def make_phase(
+    config: Any, vocab_size: int, token_counts: Any, *, head_name: str, end: int
+) -> tuple[Phase, TrainState]:
+    """The phase that trains `head_name` up to step `end`, and its state before any step."""
+    model = models.build(config, vocab_size, token_counts=token_counts, head_name=head_name)
+    graph, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
+    optimizer = make_optimizer(config, params)
+    phase = Phase(head_name, end, graph, optimizer, models.count_parameters(model), model.head.cost("training", token_counts))
+    metrics = jax.eval_shape(lambda: _loss(model, config, _empty_batch(config), None).metrics)
+    # A buffer each: a donated one must not be shared.
+    interval = {key: jnp.zeros((), jnp.float32) for key in ("nats", "weight", *metrics)}
+    return phase, TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        interval=interval,
+        bad_step=jnp.full((), -1, jnp.int32),
+    )
+
+
+def _empty_batch(config: Any):
+    ids = jnp.zeros((1, config.data.seq_len), jnp.int32)
+    return ids, ids, jnp.zeros(ids.shape, bool)
+
+
+def _loss(model: models.Decoder, config: Any, batch: Any, dropout_key: jax.Array | None):
+    inputs, targets, where = batch
+    h = model(inputs, dropout_key=dropout_key)
+    return model.head.loss(
+        h,
+        targets,
+        embedding=model.embedding,
+        where=where,
+        z_loss_weight=config.train.z_loss_weight,
+        label_smoothing=config.train.label_smoothing,
+    )
+
+
+def train_step(phase: Phase, config: Any, mesh: Mesh):
+    """The function (state, batch) → (state, report), to be jitted with the state donated.
+
+    `batch` is (inputs, targets, where), each [batch, length]; `report` holds float32 scalars: "nats" and "weight" of
+    this step, the global gradient norm before clipping, and `bad_step`.
+    """
+
+    def body(state: TrainState, batch):
+        # Parameters are marked as varying over `data`, so that gradients stay local until the one reduction below.
+        params = jax.tree.map(lambda p: vary_like(p, batch[0]), state.params)
+        sums, gradients = _accumulate(phase, config, params, state.step, batch)
+        sums, gradients = jax.lax.psum((sums, gradients), "data")
+        weight = jnp.maximum(sums["weight"], 1)  # nothing counted: gradients are exactly 0, not 0/0
+        gradients = jax.tree.map(lambda g: g / weight, gradients)
+        norm = optax.global_norm(gradients)
+        updates, opt_state = phase.optimizer.update(gradients, state.opt_state, state.params)
+        bad = ~(jnp.isfinite(sums["objective"]) & jnp.isfinite(norm))
+        bad_step = jnp.where(bad & (state.bad_step < 0), state.step, state.bad_step)
+        fresh = state.step % config.log.every == 0
+        interval = {key: jnp.where(fresh, 0, old) + sums[key] for key, old in state.interval.items()}
+        new = TrainState(
+            state.step + 1,
+            optax.apply_updates(state.params, updates),
+            opt_state,
+            interval,
+            bad_step,
+        )
+        report = {"nats": sums["nats"], "weight": sums["weight"], "gradient_norm": norm}
+        return new, {**report, "bad_step": bad_step, **{f"interval/{k}": v for k, v in interval.items()}}
+
+    return sharding.on_mesh(
+        body,
+        mesh,
+        in_specs=(sharding.REPLICATED, sharding.BY_BATCH),
+        out_specs=sharding.REPLICATED,
+    )
+
+
+def _accumulate(phase: Phase, config: Any, params: Any, step: jax.Array, batch: Any):
+    """(sums, gradient of Σ objective) over this device's share of the batch, one micro-batch after another."""
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def objective(params, batch, key):
+        model = nnx.merge(phase.graph, nnx.State(params))
+        loss = _loss(model, config, batch, key)
+        sums = {"objective": loss.objective, "nats": loss.nats, "weight": loss.weight}
+        return loss.objective, jax.lax.stop_gradient({**sums, **loss.metrics})
+
+    def key_of(index):
+        if not config.model.dropout:
+            return None
+        stream = jax.random.fold_in(jax.random.key(config.seed), _DROPOUT_STREAM)
+        key = jax.random.fold_in(jax.random.fold_in(stream, step), index)
+        return jax.random.fold_in(key, jax.lax.axis_index("data"))
+
+    count = config.train.micro_batches
+    if count == 1:
+        (_, sums), gradients = objective(params, batch, key_of(0))
+        return sums, gradients
+
+    def one(total, indexed):
+        index, micro_batch = indexed
+        (_, sums), gradients = objective(params, micro_batch, key_of(index))
+        return jax.tree.map(jnp.add, total, (sums, gradients)), None
+
+    micro_batches = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+    first = jax.tree.map(lambda x: x[0], micro_batches)
+    shapes = jax.eval_shape(lambda: objective(params, first, key_of(0)))
+    zeros = jax.tree.map(
+        lambda s: vary_like(jnp.zeros(s.shape, s.dtype), batch[0]), (shapes[0][1], shapes[1])
+    )
+    total, _ = jax.lax.scan(one, zeros, (jnp.arange(count), micro_batches))
+    return total
+
+
+def nll_step(graph: Any, mesh: Mesh):
+    """The function (params, batch) → nll [batch, length] in nats, for held-out evaluation; no dropout."""
+
+    def body(params, batch):
+        inputs, targets, where = batch
+        model = nnx.merge(graph, nnx.State(params))
+        return model.head.nll(model(inputs), targets, embedding=model.embedding, where=where)
+
+    return sharding.on_mesh(
+        body,
+        mesh,
+        in_specs=(sharding.REPLICATED, sharding.BY_BATCH),
+        out_specs=sharding.BY_BATCH,
+    )
+
+
+def untie(tied: TrainState, untied: TrainState) -> TrainState:
+    """`tied` as a state of the untied phase: the new matrix copies the table, its Adam moments the table's moments.
+
+    `untied` gives the structure. Everything else is carried over, the step and the optimizer's counts included.
+    """
+
+    def carry(old: dict, new: dict) -> dict:
+        table = jnp.copy(old["embedding"]["weight"])  # donated buffers must not be shared
+        head = {**old.get("head", {}), "weight": table}
+        if jax.tree.structure(head) != jax.tree.structure(new["head"]):
+            raise ValueError(f"the untied head has parameters {sorted(new['head'])}, not {sorted(head)}")
+        return {**old, "head": head}
+
+    def adam(old, new):
+        if isinstance(old, optax.ScaleByAdamState):
+            return old._replace(mu=carry(old.mu, new.mu), nu=carry(old.nu, new.nu))
+        return old
+
+    def is_adam(node):
+        return isinstance(node, optax.ScaleByAdamState)
+
+    before = jax.tree.leaves(tied.opt_state, is_leaf=is_adam)
+    after = jax.tree.leaves(untied.opt_state, is_leaf=is_adam)
+    flat = [adam(old, new) for old, new in zip(before, after, strict=True)]
+    structure = jax.tree.structure(untied.opt_state, is_leaf=is_adam)
+    return tied._replace(
+        params=carry(tied.params, untied.params), opt_state=jax.tree.unflatten(structure, flat)
+    )
