@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from headlab.errors import HeadlabError, UsageError
@@ -26,10 +26,15 @@ LONGEST_MESSAGE = 1000  # characters of an unforeseen message; --debug shows all
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 misused, 128 + signal."""
+    return guarded(_run, argv)
+
+
+def guarded(run: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
+    """`run(arguments)`, whose exit code it returns; an error becomes a paragraph and an exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        exit_code = _run(arguments)
+        exit_code = run(arguments)
         sys.stdout.flush()  # a reader who left is noticed here, not when Python exits
         return exit_code
     except SystemExit as stop:  # argparse, after it printed help
@@ -52,7 +57,7 @@ def _run(arguments: list[str]) -> int:
             f"no command {arguments[0]!r}; did you mean {_nearest(arguments[0], COMMANDS)}? "
             f"(there are {', '.join(COMMANDS)})"
         )
-    arguments, overrides = _split_overrides(arguments)
+    arguments, overrides = split_overrides(arguments)
     parser, commands = _parsers()
     _refuse_unknown_flags(arguments, commands.get(arguments[0], parser) if arguments else parser)
     options = parser.parse_args(arguments)
@@ -110,7 +115,9 @@ def _options(head: str | None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would print its own message and exit."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
@@ -124,7 +131,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
             "allow_abbrev": False,
         }
 
-    parser = _Parser(
+    parser = Parser(
         prog="headlab",
         **described(
             "Train and evaluate language models that differ in their output head.",
@@ -179,7 +186,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         "--split", choices=("validation", "test"), default="validation", help="default: validation"
     )
     evaluate.add_argument(
-        "--batch-size", type=_count, metavar="N", help="sequences a batch; default: the run's own"
+        "--batch-size", type=count, metavar="N", help="sequences a batch; default: the run's own"
     )
     evaluate.add_argument("--json", action="store_true", help="print JSON in place of a table")
 
@@ -210,7 +217,7 @@ def _refuse_unknown_flags(arguments: Sequence[str], parser: argparse.ArgumentPar
             raise UsageError(f"{parser.prog} has no {name}; did you mean {_nearest(name, flags)}?")
 
 
-def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The arguments without --config.KEY=VALUE and --config.KEY VALUE, and those pairs."""
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
@@ -228,7 +235,7 @@ def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[st
     return rest, overrides
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)

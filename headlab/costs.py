@@ -25,7 +25,14 @@ def linear_head_cost(
 
 
 def body_flops_per_token(
-    *, d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_mlp: int, gated: bool, length: int
+    *,
+    d_model: int,
+    n_layers: int,
+    n_heads: int,
+    n_kv_heads: int,
+    d_mlp: int,
+    gated: bool,
+    length: int,
 ) -> float:
     """Forward operations a token of the decoder's blocks.
 

@@ -26,7 +26,6 @@ from headlab import models
 from headlab.checkpoint_files import (
     best_checkpoint,
     read_checkpoint,
-    read_record,
     saved_checkpoints,
 )
 from headlab.data import Tokenizer
@@ -211,6 +210,11 @@ def phases_of(config: ConfigDict) -> list[tuple[str, int]]:
     return [last] if untied_at is None else [("tied", untied_at), ("untied", config.train.steps)]
 
 
+def phase_at(config: ConfigDict, step: int) -> int:
+    """The number of the phase that the checkpoint of `step` is of."""
+    return next(i for i, (_, end) in enumerate(phases_of(config)) if step <= end)
+
+
 class Restored(NamedTuple):
     """A model as a checkpoint of a run holds it."""
 
@@ -240,8 +244,7 @@ def restore_model(run: RunDirectory, step: int | Literal["last", "best"] = "last
         )
     tokenizer = Tokenizer(run.tokenizer_path.read_text(), str(run.tokenizer_path))
     path = run.checkpoints_dir / str(wanted)
-    phase = read_record(path)["metadata"]["phase"]
-    head = phases_of(config)[phase][0]
+    head, _ = phases_of(config)[phase_at(config, wanted)]
     model = models.build(config, tokenizer.vocab_size, head_name=head)
     graph, state = nnx.split(model)
     params, _ = read_checkpoint(path, nnx.to_pure_dict(state), under="params")

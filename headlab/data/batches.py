@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,14 +59,12 @@ class TrainBatches:
         return _read(self._tokens, self.windows(step), self._seq_len)
 
     def targets_seen(self, steps: int) -> int:
-        """How many targets the first `steps` batches count: all places but the padding of the last window."""
-        epochs, rest = divmod(steps * self._batch_size, self.n_windows)
+        """How many targets the first `steps` batches count: all places but padding."""
+        epochs, rest = divmod(operator.index(steps) * self._batch_size, self.n_windows)
         targets = len(self._tokens) - 1
         seen = epochs * targets + rest * self._seq_len
-        visited = permuted(
-            np.arange(rest, dtype=np.int64), self.n_windows, f"{self._seed}/{epochs}"
-        )
-        if self.n_windows - 1 in visited:
+        last = np.array([self.n_windows - 1])
+        if placed(last, self.n_windows, f"{self._seed}/{epochs}")[0] < rest:
             seen -= self.n_windows * self._seq_len - targets
         return seen
 
@@ -116,14 +114,23 @@ def permuted(places: Int64[np.ndarray, " n"], size: int, key: str) -> Int64[np.n
     permutation of range(size). It is made of integer arithmetic alone and stays the same in every
     version of NumPy.
     """
+    return _walked(places, size, key, _feistel)
+
+
+def placed(windows: Int64[np.ndarray, " n"], size: int, key: str) -> Int64[np.ndarray, " n"]:
+    """The places that `permuted` sends to `windows`: its inverse."""
+    return _walked(windows, size, key, _inverse_feistel)
+
+
+def _walked(numbers: np.ndarray, size: int, key: str, network: Callable[..., np.ndarray]):
     a = math.isqrt(size - 1) + 1
     b = -(-size // a)
     digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
     keys = np.frombuffer(digest, "<u8")
-    x = places.astype(np.uint64)
+    x = numbers.astype(np.uint64)
     walking = np.ones(len(x), bool)
     while walking.any():
-        x[walking] = _feistel(x[walking], np.uint64(a), np.uint64(b), keys)
+        x[walking] = network(x[walking], np.uint64(a), np.uint64(b), keys)
         walking = x >= np.uint64(size)
     return x.astype(np.int64)
 
@@ -136,6 +143,17 @@ def _feistel(x: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.
             left = (left + _mixed(right + key) % a) % a
         else:
             right = (right + _mixed(left + key) % b) % b
+    return left * b + right
+
+
+def _inverse_feistel(x: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.ndarray:
+    left: np.ndarray = x // b
+    right: np.ndarray = x % b
+    for number, key in reversed(list(enumerate(keys))):
+        if number % 2 == 0:
+            left = (left + a - _mixed(right + key) % a) % a
+        else:
+            right = (right + b - _mixed(left + key) % b) % b
     return left * b + right
 
 

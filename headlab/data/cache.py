@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +64,8 @@ def new_directory(path: Path) -> Iterator[Path]:
     with writing(path):
         for left_over in path.parent.glob(f"{prefix}*"):
             shutil.rmtree(left_over)
-        temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+        temporary = path.parent / f"{prefix}{os.getpid()}"
+        temporary.mkdir()
     try:
         yield temporary
         with writing(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import tensorflow_datasets as tfds
 
@@ -32,7 +33,7 @@ class HeadlabEnglish(tfds.core.GeneratorBasedBuilder):
     """`{"text": str}` in splits train, validation, test; for `file_format="array_record"`."""
 
     VERSION = tfds.core.Version(VERSION)
-    RELEASE_NOTES = {str(VERSION): "First release."}
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {str(VERSION): "First release."}
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(

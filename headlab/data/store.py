@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -128,12 +128,8 @@ def _build(new: Path, final: Path, corpus: Corpus, tokenizer: Tokenizer, progres
             total=corpus.size_hint(split),
             enabled=progress,
         )
-        with writing(final):
-            file = _tokens_file(new, split).open("wb")
-        with file:
-            splits[split] = _write_stream(file, final, documents, tokenizer, dtype, counts[split])
-            with writing(final):
-                file.flush()
+        file = _tokens_file(new, split)
+        splits[split] = _write_stream(file, final, documents, tokenizer, dtype, counts[split])
     _check_filled(corpus, splits)
     if lengths is not None:
         for split in SPLITS:
@@ -158,7 +154,7 @@ def _build(new: Path, final: Path, corpus: Corpus, tokenizer: Tokenizer, progres
 
 
 def _write_stream(
-    file: IO[bytes],
+    file: Path,
     final: Path,
     documents: Iterator[str],
     tokenizer: Tokenizer,
@@ -168,8 +164,7 @@ def _write_stream(
     """Write one stream, add its targets to `counts`, and count documents, bytes and tokens."""
     separator = tokenizer.separator_id
     n_documents, n_bytes, n_tokens = 0, 0, 1
-    with writing(final):
-        file.write(np.array([separator], dtype).tobytes())
+    _append(file, final, np.array([separator], dtype))
     while batch := list(itertools.islice(documents, _BATCH_DOCUMENTS)):
         ids = [id_ for encoded in tokenizer.encode_batch(batch) for id_ in (*encoded, separator)]
         targets = np.array(ids, np.int64)
@@ -177,9 +172,13 @@ def _write_stream(
         n_documents += len(batch)
         n_bytes += sum(len(document.encode()) for document in batch)
         n_tokens += len(targets)
-        with writing(final):
-            file.write(targets.astype(dtype).tobytes())
+        _append(file, final, targets.astype(dtype))
     return {"documents": n_documents, "bytes": n_bytes, "tokens": n_tokens}
+
+
+def _append(file: Path, final: Path, array: np.ndarray) -> None:
+    with writing(final), file.open("ab") as stream:
+        stream.write(array.tobytes())
 
 
 def _check_filled(corpus: Corpus, splits: dict[str, dict[str, int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -162,7 +163,7 @@ class Tokenizer:
             lengths[id_] = 0 if added.special else len(added.content.encode())
         return lengths
 
-    @property
+    @functools.cached_property
     def byte_level(self) -> bool:
         """Whether this is byte-level BPE, so that each token stands for a fixed string of bytes."""
         definition = json.loads(self._definition)

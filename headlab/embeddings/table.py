@@ -7,7 +7,10 @@ from jaxtyping import Array, Float, Int
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
-    """The least multiple of `multiple` that holds `vocab_size` rows."""
+    """The least multiple of `multiple` that holds `vocab_size` rows; both at least 1, else ValueError."""
+    for name, value in (("vocab_size", vocab_size), ("vocab_multiple", multiple)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
     return -(-vocab_size // multiple) * multiple
 
 
@@ -17,8 +20,13 @@ def init_rows(
     """Normal rows with standard deviation `init_scale / √d_model`; the padding rows are zero.
 
     The real rows are drawn alone, so that padding does not change them. Against a normalised hidden state (norm √d)
-    a logit then has standard deviation `init_scale` at any width.
+    a logit then has standard deviation `init_scale` at any width. ValueError where `d_model` is below 1,
+    or `init_scale` negative or not finite.
     """
+    if d_model < 1:
+        raise ValueError(f"d_model is {d_model}; it must be at least 1")
+    if not 0 <= init_scale < float("inf"):
+        raise ValueError(f"init_scale is {init_scale}; it must be 0 or more, and finite")
     real = jax.random.normal(key, (vocab_size, d_model)) * (init_scale / d_model**0.5)
     return jnp.pad(real, ((0, rows - vocab_size), (0, 0)))
 

@@ -29,7 +29,9 @@ class Loss(NamedTuple):
     objective: Array  # what training minimises: with z-loss and label smoothing
     nats: Array  # Σ −log p(target), pure
     weight: Array  # number of counted positions
-    metrics: dict[str, Array]  # the family's own sums over counted positions, each to be divided by `weight`
+    metrics: dict[
+        str, Array
+    ]  # the family's own sums over counted positions, each to be divided by `weight`
 
 
 class Head(nnx.Module):
@@ -53,13 +55,23 @@ class Head(nnx.Module):
         raise NotImplementedError
 
     def log_prob_block(
-        self, h: Float[Array, "tokens d_model"], norm: Any, segment: Segment, start, size: int, embedding: Any
+        self,
+        h: Float[Array, "tokens d_model"],
+        norm: Any,
+        segment: Segment,
+        start,
+        size: int,
+        embedding: Any,
     ) -> tuple[Float[Array, "tokens size"], Int[Array, "size"]]:
         """Log-probabilities (nats) and token ids of rows `start … start+size−1` of a segment; `start` may be traced."""
         raise NotImplementedError
 
     def log_prob_at(
-        self, h: Float[Array, "tokens d_model"], norm: Any, ids: Int[Array, "tokens"], embedding: Any
+        self,
+        h: Float[Array, "tokens d_model"],
+        norm: Any,
+        ids: Int[Array, "tokens"],
+        embedding: Any,
     ) -> Float[Array, "tokens"]:
         """log p(ids) in nats, one token a position; NaN where an id is outside [0, vocab_size)."""
         raise NotImplementedError
@@ -117,6 +129,10 @@ class Head(nnx.Module):
         """
         if label_smoothing and self.smoothing_refused:
             raise ValueError(f"label_smoothing={label_smoothing}: {self.smoothing_refused}")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {label_smoothing}; it must be in [0, 1)")
+        if not 0 <= z_loss_weight < float("inf"):
+            raise ValueError(f"z_loss_weight is {z_loss_weight}; it must be 0 or more, and finite")
         flat, ids, counted = self._flatten(h, targets, where)
         return self._loss(flat, ids, counted, embedding, z_loss_weight, label_smoothing)
 
@@ -127,7 +143,9 @@ class Head(nnx.Module):
             nll = -self.log_prob_at(h, norm, targets, embedding)
             objective = nll
             if label_smoothing:
-                mean = self._fold(h, norm, embedding, jnp.zeros_like(nll), _add_real) / self.vocab_size
+                mean = (
+                    self._fold(h, norm, embedding, jnp.zeros_like(nll), _add_real) / self.vocab_size
+                )
                 objective = (1 - label_smoothing) * nll - label_smoothing * mean
             if z_loss_weight:
                 objective = objective + z_loss_weight * self.z_penalty(norm)
@@ -151,7 +169,7 @@ class Head(nnx.Module):
         return self._log_probs(h, embedding).astype(dtype)
 
     def _log_probs(self, h, embedding):
-        flat = h.reshape(-1, h.shape[-1])
+        flat = self._rows(h)
         norm = self.normalise(flat, embedding)
         blocks = [
             self.log_prob_block(flat, norm, segment, start, size, embedding)
@@ -193,18 +211,26 @@ class Head(nnx.Module):
         0 ≤ k ≤ vocab_size, else ValueError. `[..., V]` is never built.
         """
         if not 0 <= k <= self.vocab_size:
-            raise ValueError(f"k is {k}; it must be in 0 … {self.vocab_size}, the vocabulary's size")
-        flat = h.reshape(-1, h.shape[-1])
+            raise ValueError(
+                f"k is {k}; it must be in 0 … {self.vocab_size}, the vocabulary's size"
+            )
+        flat = self._rows(h)
         norm = self.normalise(flat, embedding)
         dtype = jnp.promote_types(h.dtype, jnp.float32)
         start = empty_top_k((flat.shape[0],), k, dtype)
-        merge = (lambda best, block, ids: merge_top_k(*best, block, ids)) if k else (lambda best, *_: best)
+        merge = (
+            (lambda best, block, ids: merge_top_k(best[0], best[1], block, ids))
+            if k
+            else (lambda best, *_: best)
+        )
         values, ids = self._fold(flat, norm, embedding, start, merge)
         return values.reshape(*h.shape[:-1], k), ids.reshape(*h.shape[:-1], k)
 
-    def entropy(self, h: Float[Array, "*batch d_model"], *, embedding: Any = None) -> Float[Array, "*batch"]:
+    def entropy(
+        self, h: Float[Array, "*batch d_model"], *, embedding: Any = None
+    ) -> Float[Array, "*batch"]:
         """−Σ p·log p in nats; `[..., V]` is never built."""
-        flat = h.reshape(-1, h.shape[-1])
+        flat = self._rows(h)
         norm = self.normalise(flat, embedding)
         zero = jnp.zeros(flat.shape[0], jnp.promote_types(h.dtype, jnp.float32))
 
@@ -215,6 +241,16 @@ class Head(nnx.Module):
         return self._fold(flat, norm, embedding, zero, add).reshape(h.shape[:-1])
 
     # --- walking over blocks -----------------------------------------------------------------------------------
+
+    def _rows(self, h):
+        """h as [tokens, d_model]."""
+        if not h.shape or h.shape[-1] != self.d_model:
+            raise ValueError(
+                f"h is {h.shape}; it must be [..., {self.d_model}], the width of the head"
+            )
+        if not jnp.issubdtype(h.dtype, jnp.floating):
+            raise TypeError(f"h is {h.dtype}; hidden states must be floating-point numbers")
+        return h.reshape(-1, self.d_model)
 
     def _flatten(self, h, targets, where):
         if h.shape[-1] != self.d_model or h.shape[:-1] != targets.shape:
@@ -228,9 +264,9 @@ class Head(nnx.Module):
             raise ValueError(
                 f"where is {counted.dtype}{counted.shape}; it must be bool{targets.shape}, like targets"
             )
-        counted = counted.reshape(-1)
+        counted, rows = counted.reshape(-1), self._rows(h)
         # Uncounted states are replaced before anything is computed: 0 · NaN would be NaN, in the gradient too.
-        flat = jnp.where(counted[:, None], h.reshape(-1, self.d_model), 0)
+        flat = jnp.where(counted[:, None], rows, 0)
         ids = jnp.where(counted, targets.reshape(-1), 0)
         return flat, ids, counted
 
@@ -249,20 +285,24 @@ class Head(nnx.Module):
             size = self._block_rows(h.shape[0], segment)
             whole = segment.size // size
 
-            def step(size, segment=segment):
-                return jax.checkpoint(
-                    lambda carry, start: add(
-                        carry, *self.log_prob_block(h, norm, segment, start, size, embedding)
-                    )
-                )
-
-            body = step(size)
+            step = self._fold_step(h, norm, embedding, segment, size, add)
             starts = jnp.arange(whole, dtype=jnp.int32) * size
-            carry, _ = jax.lax.scan(lambda c, s, body=body: (body(c, s), None), carry, starts)
+            carry, _ = jax.lax.scan(step, carry, starts)
             rest = segment.size - whole * size
             if rest:
-                carry = step(rest)(carry, jnp.int32(whole * size))
+                last = self._fold_step(h, norm, embedding, segment, rest, add)
+                carry, _ = last(carry, jnp.int32(whole * size))
         return carry
+
+    def _fold_step(self, h, norm, embedding, segment: Segment, size: int, add):
+        """The body of a scan over the starts of blocks; a block is made again in the backward pass."""
+
+        @jax.checkpoint
+        def step(carry, start):
+            block, ids = self.log_prob_block(h, norm, segment, start, size, embedding)
+            return add(carry, block, ids), None
+
+        return step
 
 
 def _add_real(total, block, ids):

@@ -63,7 +63,9 @@ class LinearHead(Head):
         if logit_scale == 0 or not abs(logit_scale) < float("inf"):
             raise ValueError(f"logit_scale is {logit_scale}; it must be finite and not 0")
         if logits_dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"logits_dtype is {logits_dtype!r}; it must be 'float32' or 'bfloat16'")
+            raise ValueError(
+                f"logits_dtype is {logits_dtype!r}; it must be 'float32' or 'bfloat16'"
+            )
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.rows = padded_size(vocab_size, vocab_multiple)
@@ -81,7 +83,8 @@ class LinearHead(Head):
 
     def normalise(self, h, embedding) -> Normaliser:
         nobody = jnp.zeros(h.shape[0], jnp.int32)  # only the normaliser is read, not the nll
-        statistics = linear_statistics(h, *self._arrays(embedding), nobody, self.spec)
+        weight, bias = self._arrays(embedding)
+        statistics = linear_statistics(h, weight, bias, nobody, self.spec)
         return Normaliser(statistics.max, statistics.log_sum)
 
     def log_prob_block(self, h, norm, segment, start, size, embedding):
@@ -107,12 +110,15 @@ class LinearHead(Head):
         return (norm.max + norm.log_sum) ** 2
 
     def _nll(self, h, targets, embedding):
-        return linear_statistics(h, *self._arrays(embedding), targets, self.spec).nll
+        weight, bias = self._arrays(embedding)
+        return linear_statistics(h, weight, bias, targets, self.spec).nll
 
     def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
+        weight, bias = self._arrays(embedding)
         sums = linear_loss(
             h,
-            *self._arrays(embedding),
+            weight,
+            bias,
             targets,
             where,
             self.spec,
@@ -207,7 +213,9 @@ class Untied(LinearHead):
             logit_scale=logit_scale,
             logits_dtype=logits_dtype,
         )
-        self.weight = nnx.Param(init_rows(rngs.params(), vocab_size, self.rows, d_model, init_scale))
+        self.weight = nnx.Param(
+            init_rows(rngs.params(), vocab_size, self.rows, d_model, init_scale)
+        )
 
     def _weight(self, embedding) -> jax.Array:
         return self.weight[...]

@@ -17,7 +17,9 @@ from headlab.models.layers import Block, Norm, dropout
 class Decoder(nnx.Module):
     """A causal language model of `config` over `vocab_size` real tokens."""
 
-    def __init__(self, config, vocab_size: int, *, rngs: nnx.Rngs, head_name: str, head_options: dict):
+    def __init__(
+        self, config, vocab_size: int, *, rngs: nnx.Rngs, head_name: str, head_options: dict
+    ):
         model = config.model
         self.max_length = model.max_length
         self.dtype = jnp.dtype(config.train.compute_dtype)
@@ -117,7 +119,9 @@ def count_parameters(model: Decoder) -> dict[str, int]:
     for part, module in (("embedding", model.embedding), ("head", model.head)):
         rows = getattr(module, "weight", None)
         padding[part] = 0 if rows is None else rows.shape[0] - module.vocab_size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param))):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    ):
         top = path[0].key
         part = {"embedding": "embedding", "positions": "embedding", "head": "head"}.get(top, "body")
         padded_rows = padding.get(top, 0)

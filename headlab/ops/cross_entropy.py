@@ -22,7 +22,7 @@ from headlab.ops.varying import sum_to_like, vary_like
 
 
 class LogitMap(NamedTuple):
-    """Elementwise map from a raw product z = h·wᵀ + b to a logit: `c·tanh(scale·z / c)`, or `scale·z` without a cap c."""
+    """Elementwise map from a raw product z = h·wᵀ + b to a logit: `c·tanh(scale·z / c)`, without a cap c `scale·z`."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -52,7 +52,7 @@ class LinearSpec(NamedTuple):
 class Statistics(NamedTuple):
     """Numbers a token, all [tokens], float32 at least, in nats."""
 
-    nll: Array  # −log p(target); NaN where the target is outside [0, vocab_size)
+    nll: Array  # −log p(target); NaN, gradient too, where the target is outside [0, vocab_size)
     max: Array  # the largest logit; a constant to differentiation
     log_sum: Array  # log Σ exp(logits − max); lse = max + log_sum, with lse's gradient
     uniform_nll: Array  # −(1/V) Σ_v log p(v): the cross-entropy against the uniform distribution
@@ -98,7 +98,8 @@ def linear_statistics(
 ) -> Statistics:
     """nll, the log-partition and uniform_nll of every token, in blocks; differentiable in h, weight and bias.
 
-    With z = h·wᵀ + b, t = map(z) over the real rows: lse = log Σ exp t = max + log_sum, nll = log_sum − (t_target − max).
+    With z = h·wᵀ + b and t = map(z) over the real rows: lse = log Σ exp t = max + log_sum,
+    nll = log_sum − (t_target − max).
     Operands are multiplied in the dtype of `h`, accumulated in at least float32; the backward pass recomputes each
     block. Peak memory is a block of logits and one of each gradient.
     """
@@ -122,6 +123,7 @@ def _statistics_forward(h, weight, bias, targets, spec):
 
 def _statistics_backward(spec, residuals, cotangent: Statistics):
     h, weight, bias, targets, maximum, log_sum = residuals
+    cotangent = cotangent._replace(nll=_or_nan(cotangent.nll, targets, spec))
     stats = Statistics(cotangent.nll, maximum, log_sum, cotangent.uniform_nll)
     return _gradients(h, weight, bias, targets, stats, cotangent, spec)
 
@@ -187,7 +189,7 @@ def _loss_forward(h, weight, bias, targets, where, spec, z_loss_weight, label_sm
         objective, nats = _objective(stats, where, z_loss_weight, label_smoothing)
         g = where.astype(dtype)
         cotangent = Statistics(
-            nll=g * (1 - label_smoothing),
+            nll=_or_nan(g * (1 - label_smoothing), targets, spec),
             max=jnp.zeros_like(g),
             log_sum=g * 2 * z_loss_weight * (stats.max + stats.log_sum),
             uniform_nll=g * label_smoothing,
@@ -225,7 +227,11 @@ def _accumulator(h: Array):
 
 def block_logits(h, rows, bias, spec: LinearSpec) -> Array:
     """map(h · rowsᵀ + bias), [tokens, rows], float32 at least; products are rounded to `logits_dtype` first."""
-    rounded = jnp.promote_types(spec.logits_dtype, h.dtype) if h.dtype == jnp.float64 else spec.logits_dtype
+    rounded = (
+        jnp.promote_types(spec.logits_dtype, h.dtype)
+        if h.dtype == jnp.float64
+        else spec.logits_dtype
+    )
     z = jax.lax.dot_general(
         h, rows.astype(h.dtype), (((1,), (1,)), ((), ())), preferred_element_type=rounded
     ).astype(_accumulator(h))
@@ -251,13 +257,15 @@ def _advance(running: _Running, logits, ids, targets, spec: LinearSpec) -> _Runn
     real = ids < spec.vocab_size
     shown = jnp.where(real, logits, -jnp.inf)
     new_max = jnp.maximum(running.max, jnp.max(shown, axis=1))
-    # A block (or all so far) may hold padding only: then the maximum is −inf and is replaced by 0 where it is subtracted.
+    # A block (or all so far) may hold padding only: its maximum is −inf, and 0 is subtracted in its place.
     old, new = _finite(running.max), _finite(new_max)
     seen = jnp.minimum(ids[0], spec.vocab_size).astype(logits.dtype)
     centred = jnp.sum(jnp.where(real, logits - new[:, None], 0), axis=1)
     return _Running(
         new_max,
-        running.sum_exp * jnp.exp(old - new) + jnp.sum(jnp.exp(shown - new[:, None]), axis=1),
+        # exp(−inf − new) = 0 where nothing was seen; exp(0 − new) would overflow when all logits are very negative.
+        running.sum_exp * jnp.exp(running.max - new)
+        + jnp.sum(jnp.exp(shown - new[:, None]), axis=1),
         running.target + jnp.sum(jnp.where(ids == targets[:, None], logits, 0), axis=1),
         running.centred + seen * (old - new) + centred,
     )
@@ -306,13 +314,30 @@ def _walk_keeping(h, weight, bias, targets, spec: LinearSpec):
 def _finish(running: _Running, targets, spec: LinearSpec) -> Statistics:
     shift = _finite(running.max)
     log_sum = jnp.log(running.sum_exp)
-    known = (targets >= 0) & (targets < spec.vocab_size)
-    nll = jnp.where(known, log_sum - (running.target - shift), jnp.nan)
+    nll = jnp.where(_known(targets, spec), log_sum - (running.target - shift), jnp.nan)
     return Statistics(nll, shift, log_sum, log_sum - running.centred / spec.vocab_size)
 
 
+def _known(targets, spec: LinearSpec):
+    return (targets >= 0) & (targets < spec.vocab_size)
+
+
+def _or_nan(g, targets, spec: LinearSpec):
+    """A cotangent of nll, NaN where nll is NaN for its target and somebody counts it."""
+    return jnp.where(_known(targets, spec) | (g == 0), g, jnp.nan)
+
+
 def _block_gradients(
-    h, weight, bias, targets, stats: Statistics, g: Statistics, spec: LinearSpec, dweight, dbias, kept
+    h,
+    weight,
+    bias,
+    targets,
+    stats: Statistics,
+    g: Statistics,
+    spec: LinearSpec,
+    dweight,
+    dbias,
+    kept,
 ):
     """(dh, dweight + this block's, dbias + this block's) for the cotangents `g` a token.
 
@@ -362,7 +387,9 @@ def _add_rows(total, rows, start):
 def _zero_gradients(h, weight, bias):
     like = (h, weight) if bias is None else (h, weight, bias)
     dweight = vary_like(jnp.zeros(weight.shape, _accumulator(h)), *like)
-    return dweight, None if bias is None else vary_like(jnp.zeros(bias.shape, _accumulator(h)), *like)
+    return dweight, None if bias is None else vary_like(
+        jnp.zeros(bias.shape, _accumulator(h)), *like
+    )
 
 
 def _gradients(h, weight, bias, targets, stats: Statistics, g: Statistics, spec: LinearSpec):
@@ -370,8 +397,10 @@ def _gradients(h, weight, bias, targets, stats: Statistics, g: Statistics, spec:
     token_block, _ = block_sizes(h.shape[0], weight.shape[0], spec)
 
     def one(carry, h, targets, stats, g):
-        dh, *carry = _block_gradients(h, weight, bias, targets, stats, g, spec, *carry, None)
-        return tuple(carry), dh
+        dh, dweight, dbias = _block_gradients(
+            h, weight, bias, targets, stats, g, spec, carry[0], carry[1], None
+        )
+        return (dweight, dbias), dh
 
     zeros = _zero_gradients(h, weight, bias)
     (dweight, dbias), dh = _scan_token_blocks(one, token_block, zeros, h, targets, stats, g)

@@ -34,8 +34,9 @@ def with_temperature(
     on the most probable token (of equal ones the lowest id). A token of probability 0 keeps it at
     every temperature.
 
-    >>> print(jnp.exp(with_temperature(jnp.log(jnp.array([0.5, 0.25, 0.25])), 0.5)).round(3))
-    [0.667 0.167 0.167]
+    >>> cooled = with_temperature(jnp.log(jnp.array([0.5, 0.25, 0.25])), 0.5)
+    >>> [f"{p:.3f}" for p in jnp.exp(cooled)]
+    ['0.667', '0.167', '0.167']
 
     Raises:
       UsageError: the temperature is negative or not a finite float32.

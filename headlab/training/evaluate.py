@@ -37,9 +37,7 @@ def evaluate_run(
     mesh = sharding.make_mesh(config.mesh.data)
     graph, state = nnx.split(restored.model)
     params = sharding.place(nnx.to_pure_dict(state), mesh, sharding.REPLICATED)
-    evaluator = Evaluator(
-        graph, dataset.store, mesh, seq_len=config.data.seq_len, batch_size=size
-    )
+    evaluator = Evaluator(graph, dataset.store, mesh, seq_len=config.data.seq_len, batch_size=size)
     return {
         "split": split,
         "step": restored.step,

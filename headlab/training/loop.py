@@ -14,7 +14,7 @@ import jax
 from headlab import config as configs
 from headlab import costs, data, sharding
 from headlab.errors import HeadlabError
-from headlab.runs import RunDirectory, environment, phases_of
+from headlab.runs import RunDirectory, environment, phase_at, phases_of
 from headlab.training.checkpoints import Checkpoints
 from headlab.training.evaluation import Evaluator
 from headlab.training.metrics import Writer, open_writers
@@ -116,16 +116,19 @@ class _Trainer:
             return 0, None, 0
         phases = phases_of(self.config)
 
-        def target(metadata: dict[str, Any]) -> TrainState:
-            shapes = jax.eval_shape(lambda: self._phase(*phases[metadata["phase"]])[1])
+        def target(step: int) -> TrainState:
+            phase = phases[phase_at(self.config, step)]
+            shapes = jax.eval_shape(lambda: self._phase(*phase)[1])
             return sharding.abstract(shapes, self.mesh)
 
         state, metadata, step = self.checkpoints.restore(target)
         for bad, reason in self.checkpoints.bad:
-            _say(self.config, f"The checkpoint of step {bad} was damaged and moved aside: {reason}.")
+            _say(
+                self.config, f"The checkpoint of step {bad} was damaged and moved aside: {reason}."
+            )
         self.spent_before = metadata["wall_seconds"]
         _say(self.config, f"Resuming {self.run.path} from step {step:,}.")
-        number = metadata["phase"]
+        number = phase_at(self.config, step)
         # Between the end of one phase and the first step of the next, the next one begins.
         return number + (step == phases[number][1] and number + 1 < len(phases)), state, step
 
@@ -146,7 +149,9 @@ class _Trainer:
             with self.clock.part("step"):
                 state, report = compiled(state, batch)
                 if pending is not None:
-                    self._check_finite(phase, pending)  # waits for the step before, not for this one
+                    self._check_finite(
+                        phase, pending
+                    )  # waits for the step before, not for this one
             step, pending = step + 1, report
             last = step == config.train.steps
             log = step % config.log.every == 0 or last
@@ -187,9 +192,12 @@ class _Trainer:
 
     def _save(self, step: int, state: TrainState, phase: Phase, held_out: float | None, wait=False):
         metadata = {
-            "phase": [name for name, _ in phases_of(self.config)].index(phase.head_name),
+            "head": phase.head_name,
+            "phase": phase_at(self.config, step),
             "wall_seconds": self.spent_before + self.clock.total(),
         }
+        for writer in self.writers:
+            writer.flush()  # what the checkpoint makes final must not be lost
         self.checkpoints.save(step, state, metadata, held_out=held_out, wait=wait)
 
     def _interrupted(self, step: int):
@@ -207,7 +215,11 @@ class _Trainer:
             return
         self.checkpoints.wait()
         good = self.checkpoints.latest_step()
-        intact = "there is no checkpoint yet" if good is None else f"the checkpoint of step {good} is the last good one"
+        intact = (
+            "there is no checkpoint yet"
+            if good is None
+            else f"the checkpoint of step {good} is the last good one"
+        )
         raise HeadlabError(
             f"the loss or its gradient was not finite in step {bad + 1:,} (head {phase.head_name!r}); {intact}, in "
             f"{self.run.checkpoints_dir}. Lower optimizer.peak_rate or set optimizer.clip_norm; if this is the first "
@@ -257,7 +269,11 @@ class _Trainer:
 
 def _train_record(report: dict[str, jax.Array]) -> dict[str, float]:
     """Means over the steps since the last log, and the last step's gradient norm."""
-    interval = {k.removeprefix("interval/"): float(v) for k, v in report.items() if k.startswith("interval/")}
+    interval = {
+        k.removeprefix("interval/"): float(v)
+        for k, v in report.items()
+        if k.startswith("interval/")
+    }
     weight = interval.pop("weight")
     mean = {key: value / weight if weight else math.nan for key, value in interval.items()}
     record = {"train/loss": mean.pop("nats"), "train/gradient_norm": float(report["gradient_norm"])}
@@ -318,7 +334,10 @@ class _Clock:
         return time.perf_counter() - self._began
 
     def shares(self) -> dict[str, Any]:
-        """Seconds and shares by part; `outside_step` is data, metrics and checkpoints as a share of these and the step."""
+        """Seconds and shares by part.
+
+        `outside_step` is what data, metrics and checkpoints took of the time that they and the steps took.
+        """
         seconds = {**self._seconds, "other": self.total() - sum(self._seconds.values())}
         total = sum(seconds.values())
         outside = sum(seconds.get(part, 0.0) for part in ("data", "metrics", "checkpoint"))
@@ -337,7 +356,7 @@ def _stop_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    previous = {}
+    previous: dict[int, Any] = {}
 
     def handle(number, frame):
         received.append(number)
@@ -347,8 +366,8 @@ def _stop_signals() -> Iterator[list[int]]:
             file=sys.stderr,
         )
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        previous[number] = signal.signal(number, handle)
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        previous[kind] = signal.signal(kind, handle)
     try:
         yield received
     finally:

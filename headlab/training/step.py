@@ -27,7 +27,9 @@ class TrainState(NamedTuple):
     step: jax.Array  # updates made so far, int32
     params: Any  # pure nested dict
     opt_state: Any
-    interval: dict[str, jax.Array]  # sums since the last log: "nats", "weight" and the head's own metrics
+    interval: dict[
+        str, jax.Array
+    ]  # sums since the last log: "nats", "weight" and the head's own metrics
     bad_step: jax.Array  # the first step whose loss or gradient was not finite, −1 if none
 
 
@@ -50,7 +52,14 @@ def make_phase(
     graph, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
     optimizer = make_optimizer(config, params)
-    phase = Phase(head_name, end, graph, optimizer, models.count_parameters(model), model.head.cost("training", token_counts))
+    phase = Phase(
+        head_name,
+        end,
+        graph,
+        optimizer,
+        models.count_parameters(model),
+        model.head.cost("training", token_counts),
+    )
     metrics = jax.eval_shape(lambda: _loss(model, config, _empty_batch(config), None).metrics)
     # A buffer each: a donated one must not be shared.
     interval = {key: jnp.zeros((), jnp.float32) for key in ("nats", "weight", *metrics)}
@@ -95,12 +104,14 @@ def train_step(phase: Phase, config: Any, mesh: Mesh):
         sums, gradients = jax.lax.psum((sums, gradients), "data")
         weight = jnp.maximum(sums["weight"], 1)  # nothing counted: gradients are exactly 0, not 0/0
         gradients = jax.tree.map(lambda g: g / weight, gradients)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         updates, opt_state = phase.optimizer.update(gradients, state.opt_state, state.params)
         bad = ~(jnp.isfinite(sums["objective"]) & jnp.isfinite(norm))
         bad_step = jnp.where(bad & (state.bad_step < 0), state.step, state.bad_step)
         fresh = state.step % config.log.every == 0
-        interval = {key: jnp.where(fresh, 0, old) + sums[key] for key, old in state.interval.items()}
+        interval = {
+            key: jnp.where(fresh, 0, old) + sums[key] for key, old in state.interval.items()
+        }
         new = TrainState(
             state.step + 1,
             optax.apply_updates(state.params, updates),
@@ -109,7 +120,11 @@ def train_step(phase: Phase, config: Any, mesh: Mesh):
             bad_step,
         )
         report = {"nats": sums["nats"], "weight": sums["weight"], "gradient_norm": norm}
-        return new, {**report, "bad_step": bad_step, **{f"interval/{k}": v for k, v in interval.items()}}
+        return new, {
+            **report,
+            "bad_step": bad_step,
+            **{f"interval/{k}": v for k, v in interval.items()},
+        }
 
     return sharding.on_mesh(
         body,
@@ -181,8 +196,10 @@ def untie(tied: TrainState, untied: TrainState) -> TrainState:
     def carry(old: dict, new: dict) -> dict:
         table = jnp.copy(old["embedding"]["weight"])  # donated buffers must not be shared
         head = {**old.get("head", {}), "weight": table}
-        if jax.tree.structure(head) != jax.tree.structure(new["head"]):
-            raise ValueError(f"the untied head has parameters {sorted(new['head'])}, not {sorted(head)}")
+        if sorted(head) != sorted(new["head"]):
+            raise ValueError(
+                f"the untied head has parameters {sorted(new['head'])}, not {sorted(head)}"
+            )
         return {**old, "head": head}
 
     def adam(old, new):

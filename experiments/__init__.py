@@ -1,0 +1,1 @@
+"""One folder a question; run from a clone, as `python -m experiments.NAME.run`."""

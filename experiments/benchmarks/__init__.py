@@ -1,0 +1,1 @@
+"""How fast headlab is, beside what one would write without it."""

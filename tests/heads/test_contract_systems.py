@@ -1,0 +1,244 @@
+"""Promises about devices, compilers, memory, the first step and bad input that every registered head keeps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from headlab import heads
+from headlab.embeddings import Table
+from headlab.errors import UsageError
+
+DATA, EVERYWHERE = PartitionSpec("data"), PartitionSpec()
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype"), [*((n, "float32") for n in (1, 2, 4, 8)), (2, "bfloat16"), (8, "bfloat16")]
+)
+def test_data_parallel_equals_one_device(name, n, dtype, make, contract):
+    """Sixteen sequences over n devices; some of them count nothing. Gradients are taken inside, with the check on."""
+    problem = make(contract.loaded_case(name, dtype))
+    rng = np.random.default_rng(0)
+    h = jnp.asarray(rng.normal(size=(16, 4, contract.width)), dtype)
+    targets = rng.integers(0, contract.vocab, (16, 4)).astype(np.int32)
+    where = rng.random((16, 4)) < 0.6
+    where[:2] = False
+
+    def objective(params, h, targets, where):
+        loss = problem.call("loss", params, h, targets, where=where, z_loss_weight=0.1)
+        nll = problem.call("nll", params, h, targets, where=where)
+        return loss.objective + jnp.sum(nll), (loss, nll)
+
+    def step(params, *arrays):
+        grad = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
+        (_, (loss, nll)), (dparams, dh) = grad(params, *arrays)
+        scored = (
+            problem.call("log_probs", params, arrays[0]),
+            problem.call("top_k", params, arrays[0], 3),
+            problem.call("entropy", params, arrays[0]),
+        )
+        return loss, dparams, dh, (nll, scored)
+
+    def body(params, *arrays):
+        loss, *rest = step(params, *arrays)
+        return jax.lax.psum(loss, "data"), *rest
+
+    mesh = Mesh(np.array(jax.devices()[:n]), ("data",))
+    specs = dict(
+        in_specs=(EVERYWHERE, DATA, DATA, DATA), out_specs=(EVERYWHERE, EVERYWHERE, DATA, DATA)
+    )
+    sharded = jax.jit(jax.shard_map(body, mesh=mesh, check_vma=True, **specs))
+    found = sharded(problem.params, h, targets, where)
+    wanted = jax.jit(step)(problem.params, h, targets, where)
+    # Only the order of sums and the shapes of the multiplies differ.
+    for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(wanted[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2 * problem.value_tolerance)
+    for a, b in zip(jax.tree.leaves(found[1:3]), jax.tree.leaves(wanted[1:3]), strict=True):
+        difference, norm = contract.error(a, b)
+        assert difference <= 2 * problem.gradient_tolerance * norm
+    for a, b in zip(jax.tree.leaves(found[3]), jax.tree.leaves(wanted[3]), strict=True):
+        np.testing.assert_allclose(a, b, atol=2 * problem.value_tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loss_and_gradient_lower_for_tpu_and_cuda(name, dtype, make, contract):
+    """Needs neither: only the CPU is there."""
+    assert {d.platform for d in jax.devices()} == {"cpu"}
+    problem = make(contract.loaded_case(name, dtype), token_block=None, row_block=None)
+
+    def step(params, h, targets, where):
+        def objective(params, h):
+            loss = problem.call("loss", params, h, targets, where=where, z_loss_weight=0.1)
+            return loss.objective, loss
+
+        return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, h)
+
+    arguments = (problem.params, problem.h, problem.targets, problem.where)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
+    exported = jax.export.export(jax.jit(step), platforms=["tpu", "cuda"])(*shapes)
+    assert exported.platforms == ("tpu", "cuda")
+
+
+def _head_and_table(name, vocab, width, **options):
+    head = heads.build(
+        name,
+        vocab_size=vocab,
+        d_model=width,
+        rngs=nnx.Rngs(0),
+        vocab_multiple=128,
+        token_counts=np.arange(vocab, 0, -1),
+        **options,
+    )
+    return head, Table(vocab, width, rngs=nnx.Rngs(1), vocab_multiple=128)
+
+
+def test_the_first_loss_is_the_log_of_the_vocabulary(name, contract):
+    """Within 5%, for normalised states (norm √d) and uniform targets, under every option's every value alone."""
+    vocab, width = 1000, 64
+    rng = np.random.default_rng(0)
+    h = rng.normal(size=(512, width))
+    h = jnp.asarray(h / np.sqrt((h**2).mean(axis=1, keepdims=True)), jnp.float32)
+    targets = rng.integers(0, vocab, 512).astype(np.int32)
+    for option, values in contract.references[name].options.items():
+        for value in values:
+            head, table = _head_and_table(name, vocab, width, **{option: value})
+            loss = head.loss(h, targets, embedding=table)
+            first = float(loss.nats / loss.weight)
+            assert abs(first / np.log(vocab) - 1) < 0.05, (option, value, first)
+
+
+def test_every_parameter_moves_in_one_step(name, contract):
+    """From the initial parameters: every leaf of the head, and of the table where it is tied; padding rows stay."""
+    vocab, width = 100, 8
+    options = {k: v[-1] for k, v in contract.references[name].options.items()}
+    head, table = _head_and_table(name, vocab, width, **options)
+    graphs, states = zip(*map(nnx.split, (head, table)), strict=True)
+    rng = np.random.default_rng(0)
+    h = jnp.asarray(rng.normal(size=(64, width)), jnp.float32)
+    targets = rng.integers(0, vocab, 64).astype(np.int32)
+
+    def loss(states):
+        head, table = map(nnx.merge, graphs, states)
+        out = head.loss(h, targets, embedding=table)
+        return out.objective / out.weight
+
+    gradient = jax.jit(jax.grad(loss))(states)
+    after = jax.tree.map(lambda p, g: p - 0.1 * g, states, gradient)
+    expected = states if head.ties_to != "nothing" else states[:1]
+    for (path, before), moved in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(after), strict=False
+    ):
+        where = jax.tree_util.keystr(path)
+        assert np.any(before != moved), f"{where} does not move"
+        if before.shape[:1] == (128,):
+            np.testing.assert_array_equal(before[vocab:], moved[vocab:], where)
+            same = np.all((before == moved)[:vocab].reshape(vocab, -1), axis=1)
+            assert not same.any(), f"rows {np.flatnonzero(same)} of {where} do not move"
+    assert loss(after) < loss(states)
+
+
+@pytest.mark.parametrize("what", ["loss", "nll", "top_k", "entropy"])
+def test_no_array_of_all_log_probabilities_is_held(name, what, contract):
+    """2¹² tokens by 2¹⁷ rows: nothing in the traced program, gradients included, comes near their product."""
+    tokens, vocab, width = 1 << 12, (1 << 17) - 5, 8
+    options = {k: v[-1] for k, v in contract.references[name].options.items()}
+
+    @nnx.eval_shape
+    def modules():
+        return _head_and_table(name, vocab, width, **options)
+
+    graphs, states = zip(*map(nnx.split, modules), strict=True)
+    h = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
+    targets = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+
+    def compute(states, h, targets):
+        head, table = map(nnx.merge, graphs, states)
+        if what == "loss":
+            return head.loss(h, targets, embedding=table, z_loss_weight=0.1).objective
+        if what == "nll":
+            return jnp.sum(head.nll(h, targets, embedding=table))
+        if what == "top_k":
+            return jnp.sum(head.top_k(h, 5, embedding=table)[0])
+        return jnp.sum(head.entropy(h, embedding=table))
+
+    function = compute if what == "top_k" else jax.grad(compute, argnums=(0, 1))
+    largest = max(_sizes(jax.make_jaxpr(function)(states, h, targets).jaxpr))
+    assert largest <= tokens * vocab / 16, f"an array of {largest} elements is held"
+
+
+def _sizes(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars)
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from _sizes(inner)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("vocab_size", 1), ("vocab_size", -5), ("d_model", 0), ("vocab_multiple", 0)],
+)
+def test_impossible_sizes_are_refused_by_value(name, option, value):
+    sizes = dict(vocab_size=11, d_model=6, rngs=nnx.Rngs(0), token_counts=np.ones(11)) | {
+        option: value
+    }
+    with pytest.raises(ValueError, match=rf"{option} is {value}; "):
+        heads.build(name, **sizes)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest(name):
+    for option in heads.options(name):
+        with pytest.raises(UsageError, match=rf"no option '{option}x'.*Did you mean '{option}'"):
+            heads.build(name, vocab_size=11, d_model=6, rngs=nnx.Rngs(0), **{option + "x": 1})
+
+
+def test_an_unknown_head_is_refused_with_the_nearest(name):
+    with pytest.raises(UsageError, match=rf"'{name}x'.*Did you mean"):
+        heads.get(name + "x")
+
+
+def test_mismatched_shapes_are_refused_naming_both(name, make, contract):
+    problem = make(contract.default_case(name))
+    h, targets = jnp.zeros((3, 5, 6)), jnp.zeros((3, 5), jnp.int32)
+
+    def call(method, h, *args, **keywords):
+        return problem.call(method, problem.params, h, *args, **keywords)
+
+    for method in ("nll", "loss"):
+        with pytest.raises(ValueError, match=r"\(3, 5, 6\).*\(3, 4\)"):
+            call(method, h, targets[:, :4])
+        with pytest.raises(ValueError, match=r"\(3, 5, 4\).*6"):
+            call(method, h[..., :4], targets)
+        with pytest.raises(ValueError, match=r"bool\(3, 4\).*\(3, 5\)"):
+            call(method, h, targets, where=jnp.ones((3, 4), bool))
+        with pytest.raises(ValueError, match="int32.*bool"):
+            call(method, h, targets, where=jnp.ones((3, 5), jnp.int32))
+        with pytest.raises(TypeError, match="float32.*integer"):
+            call(method, h, targets.astype(np.float32))
+    for method, *args in (("log_probs",), ("top_k", 3), ("entropy",)):
+        with pytest.raises(ValueError, match=r"\(3, 5, 4\).*6"):
+            call(method, h[..., :4], *args)
+    with pytest.raises(ValueError, match=r"\(3, 5, 4\).*6"):
+        call("log_probs", h[..., :4], dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("label_smoothing", 1.0), ("label_smoothing", -0.1), ("z_loss_weight", -1e-4)],
+)
+def test_impossible_weights_of_the_objective_are_refused_by_value(
+    name, option, value, make, contract
+):
+    problem = make(contract.default_case(name))
+    with pytest.raises(ValueError, match=f"{option} is {value}; it must be"):
+        problem.call("loss", problem.params, problem.h, problem.targets, **{option: value})
+
+
+def test_states_must_be_floating(name, make, contract):
+    problem = make(contract.default_case(name))
+    with pytest.raises(TypeError, match="int32.*floating"):
+        problem.call("nll", problem.params, problem.h.astype(jnp.int32), problem.targets)
