@@ -236,6 +236,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str
 
 
 def count(text: str) -> int:
+    """An integer of at least 1, as the type of an argparse argument."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)

@@ -19,7 +19,7 @@ from headlab.errors import UsageError
 ROOT = Path(__file__).parents[2]
 HEADS = ("tied", "untied")
 # Quick: both models within five minutes on two cores, the embedded corpus built on the way.
-QUICK = (("train.steps", "300"), ("eval.every", "100"), ("checkpoint.every", "100"))
+QUICK = (("train.steps", "200"), ("eval.every", "100"), ("checkpoint.every", "100"))
 PROMPTS = ("The river is", "And the king said", "A small town in")
 NEW_TOKENS = 40
 TEMPERATURES = (0.0, 0.8)
@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> int:
     from experiments.tied_vs_untied import report
 
     report.show(results)
-    print(f"curves: {Path(workdir) / 'curves.png'}\nfigures: {Path(workdir) / 'results.json'}")
+    print(f"curves: {Path(workdir) / 'curves.png'}\nresults: {Path(workdir) / 'results.json'}")
     return 0
 
 

@@ -76,6 +76,7 @@ class _Trainer:
         self.stack = stack
         self.writers: list[Writer] = []
         self.spent_before = 0.0
+        self.evaluated: tuple[int, dict[str, Any]] | None = None  # the last evaluation and its step
 
     def run_to_end(self) -> dict[str, Any]:
         with self.clock.part("start"):
@@ -181,6 +182,7 @@ class _Trainer:
         """(held-out loss, whether it is the best so far), written to the metrics."""
         before = [r["validation/loss"] for r in self.run.metrics() if "validation/loss" in r]
         found = evaluator(state.params, "validation")
+        self.evaluated = (step, found)
         if not math.isfinite(found["loss"]):
             raise HeadlabError(
                 f"the held-out loss after step {step:,} is {found['loss']}, though training was finite; "
@@ -235,7 +237,10 @@ class _Trainer:
         config = self.config
         self.checkpoints.wait()
         with self.clock.part("evaluation"):
-            final = evaluator(state.params, "validation")
+            # A run that was killed between its last checkpoint and its result has not evaluated here.
+            step, final = self.evaluated or (None, None)
+            if step != config.train.steps or final is None:
+                final = evaluator(state.params, "validation")
             test = evaluator(state.params, "test")
         records = self.run.metrics()
         held_out = [(r["validation/loss"], r["step"]) for r in records if "validation/loss" in r]
