@@ -70,7 +70,11 @@ def _run(arguments: list[str]) -> int:
     names = ("tied", "untied") if options.head == "both" else (options.head,)
     results = {}
     for name in names:
-        chosen = [("train.batch_size", str(options.batch)), *overrides, ("head.name", name)]
+        sizes = [
+            ("train.batch_size", str(options.batch)),
+            ("train.micro_batches", str(_pieces(options.config, options.batch))),
+        ]
+        chosen = [*sizes, *overrides, ("head.name", name)]
         results[name] = benchmark(load(options.config, chosen), options.rounds, torch_python)
         _print_table(name, results[name])
     if torch_python is None:
@@ -329,6 +333,13 @@ def _python_with_torch(given: str | None) -> str | None:
     if given is not None:
         raise UsageError(f"--torch-python={given} has no torch; install it there, or leave it out")
     return None
+
+
+def _pieces(config_file: str, batch: int) -> int:
+    """Micro-batches of as many sequences as the config's own, or one where they do not divide."""
+    train = load(config_file).train
+    sequences = train.batch_size // train.micro_batches
+    return batch // sequences if batch % sequences == 0 else 1
 
 
 def _parser() -> argparse.ArgumentParser:

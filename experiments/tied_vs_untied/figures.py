@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # (light, dark) of ColorBrewer's RdBu, which readers with any colour vision tell apart; the markers
 # serve print without colour
@@ -18,7 +19,7 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> Figure:
     `curves` holds for each run "head", "seed", and "train" and "validation": [step, nats a token].
     """
     figure = Figure(figsize=(7, 6), layout="constrained")
-    losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     seen = set()
     for run in curves:
         head = run["head"]
@@ -49,8 +50,9 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> Figure:
         differences.plot(
             steps, difference, color=COLOURS["untied"][1], marker=MARKERS["untied"], markersize=4
         )
-    differences.set_ylabel("untied − tied,\nheld-out (nats per token)")
+    differences.set_ylabel("untied − tied, held-out\n(nats per token)")
     differences.set_xlabel("step")
+    differences.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (losses, differences):
         axes.grid(color="0.92")
         axes.set_axisbelow(True)
