@@ -36,5 +36,5 @@ def get_config() -> ConfigDict:
 
     config.train.steps = 6000
     config.train.batch_size = 16
-    config.train.micro_batches = 4  # four sequences at a time stay in a CPU's caches; use 1 on a GPU
+    config.train.micro_batches = 4  # four sequences stay in a CPU's caches; on a GPU use 1
     return config

@@ -24,6 +24,7 @@ SMALL = {
     "model.n_heads": 2,
     "model.max_length": 24,
     "train.batch_size": 2,
+    "train.micro_batches": 1,
     "eval.every": 2,
     "checkpoint.every": 2,
     "log.every": 1,

@@ -20,6 +20,7 @@ TINY = [
     ("model.n_layers", "2"),
     ("model.n_heads", "2"),
     ("train.batch_size", "3"),
+    ("train.micro_batches", "1"),
     ("train.steps", "100"),
 ]
 
