@@ -66,7 +66,7 @@ def read_checkpoint(
     saved = {name: leaf for name, leaf in record["leaves"].items() if name.startswith(prefix)}
     wanted = {prefix + name: leaf for name, leaf in named_leaves(target).items()}
     _check_structure(path, saved, wanted)
-    host = _read_arrays(Path(path), saved)
+    host = _read_arrays(Path(path).absolute(), saved)  # Orbax refuses a relative path
     leaves = [_place(host.pop(name), leaf) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(target), leaves), record["metadata"]
 

@@ -268,6 +268,9 @@ class _Trainer:
         }
         self.run.write_result(result)
         shares = ", ".join(f"{part} {share:.1%}" for part, share in timing["shares"].items())
+        outside = timing["outside_step"]
+        if outside is not None:
+            shares += f"; data, metrics and checkpoints took {outside:.1%} of training"
         _say(config, f"{seconds:.1f} s: {shares}.")
         return result
 

@@ -269,6 +269,14 @@ def make():
     return _kept
 
 
+@pytest.fixture(scope="module", autouse=True)
+def let_go():
+    """Compiled programs of one file are of no use to the next and would fill the memory."""
+    yield
+    _kept.cache_clear()
+    jax.clear_caches()
+
+
 @pytest.fixture
 def problem(case):
     return _kept(case)
