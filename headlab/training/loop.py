@@ -192,7 +192,7 @@ class _Trainer:
         self._write(step, record)
         return found["loss"], all(found["loss"] < loss for loss in before)
 
-    def _save(self, step: int, state: TrainState, phase: Phase, held_out: float | None, wait=False):
+    def _save(self, step: int, state: TrainState, phase: Phase, held_out: float | None):
         metadata = {
             "head": phase.head_name,
             "phase": phase_at(self.config, step),
@@ -200,7 +200,7 @@ class _Trainer:
         }
         for writer in self.writers:
             writer.flush()  # what the checkpoint makes final must not be lost
-        self.checkpoints.save(step, state, metadata, held_out=held_out, wait=wait)
+        self.checkpoints.save(step, state, metadata, held_out=held_out)
 
     def _interrupted(self, step: int):
         number = self.stop[0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
+from traced import largest_array
 
 from headlab import heads
 from headlab.embeddings import Table
@@ -164,15 +165,8 @@ def test_no_array_of_all_log_probabilities_is_held(name, what, contract):
         return jnp.sum(head.entropy(h, embedding=table))
 
     function = compute if what == "top_k" else jax.grad(compute, argnums=(0, 1))
-    largest = max(_sizes(jax.make_jaxpr(function)(states, h, targets).jaxpr))
+    largest = largest_array(function, states, h, targets)
     assert largest <= tokens * vocab / 16, f"an array of {largest} elements is held"
-
-
-def _sizes(jaxpr):
-    for equation in jaxpr.eqns:
-        yield from (v.aval.size for v in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from _sizes(inner)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------

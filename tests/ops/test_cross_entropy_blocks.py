@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from traced import largest_array
 
 from headlab.ops import LinearSpec, LogitMap, linear_loss, linear_statistics
 
@@ -148,18 +149,10 @@ def test_nothing_of_the_size_of_all_logits_is_held(softcap):
         sums = linear_loss(h, weight, bias, targets, where, spec, z_loss_weight=0.1)
         return sums.objective + jnp.sum(linear_statistics(h, weight, bias, targets, spec).nll)
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(*shapes, targets, where)
-    largest = max(_sizes(jaxpr.jaxpr))
+    largest = largest_array(jax.grad(loss, argnums=(0, 1, 2)), *shapes, targets, where)
     assert largest <= 32 << 20, (
         f"an array of {largest} elements is held; {tokens * rows} logits exist"
     )
-
-
-def _sizes(jaxpr):
-    for equation in jaxpr.eqns:
-        yield from (v.aval.size for v in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from _sizes(inner)
 
 
 def test_the_compiled_loss_needs_less_memory_than_the_logits():
