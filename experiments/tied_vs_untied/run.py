@@ -19,7 +19,7 @@ from headlab.errors import UsageError
 ROOT = Path(__file__).parents[2]
 HEADS = ("tied", "untied")
 # Quick: both models within five minutes on two cores, the embedded corpus built on the way.
-QUICK = (("train.steps", "200"), ("eval.every", "100"), ("checkpoint.every", "100"))
+QUICK = (("train.steps", "150"), ("eval.every", "75"), ("checkpoint.every", "75"))
 PROMPTS = ("The river is", "And the king said", "A small town in")
 NEW_TOKENS = 40
 TEMPERATURES = (0.0, 0.8)
