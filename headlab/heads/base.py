@@ -29,9 +29,8 @@ class Loss(NamedTuple):
     objective: Array  # what training minimises: with z-loss and label smoothing
     nats: Array  # Σ −log p(target), pure
     weight: Array  # number of counted positions
-    metrics: dict[
-        str, Array
-    ]  # the family's own sums over counted positions, each to be divided by `weight`
+    # the family's own sums over counted positions, each to be divided by `weight`
+    metrics: dict[str, Array]
 
 
 class Head(nnx.Module):

@@ -150,14 +150,16 @@ class _Trainer:
             with self.clock.part("step"):
                 state, report = compiled(state, batch)
                 if pending is not None:
-                    self._check_finite(
-                        phase, pending
-                    )  # waits for the step before, not for this one
+                    # Waits for the step before, not for this one.
+                    self._check_finite(phase, pending)
             step, pending = step + 1, report
             last = step == config.train.steps
             log = step % config.log.every == 0 or last
             evaluate = step % config.eval.every == 0 or last
-            save = step % config.checkpoint.every == 0 or step == phase.end or self.stop
+            stopping = bool(
+                self.stop
+            )  # asked once: a signal that comes later waits for the next step
+            save = step % config.checkpoint.every == 0 or step == phase.end or stopping
             if not (log or evaluate or save):
                 continue
             with self.clock.part("step"):
@@ -174,7 +176,7 @@ class _Trainer:
             if save:
                 with self.clock.part("checkpoint"):
                     self._save(step, state, phase, held_out and held_out[0])
-            if self.stop and not last:
+            if stopping and not last:
                 self._interrupted(step)
         return state
 

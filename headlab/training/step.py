@@ -27,9 +27,8 @@ class TrainState(NamedTuple):
     step: jax.Array  # updates made so far, int32
     params: Any  # pure nested dict
     opt_state: Any
-    interval: dict[
-        str, jax.Array
-    ]  # sums since the last log: "nats", "weight" and the head's own metrics
+    # sums since the last log: "nats", "weight" and the head's own metrics
+    interval: dict[str, jax.Array]
     bad_step: jax.Array  # the first step whose loss or gradient was not finite, −1 if none
 
 
