@@ -5,6 +5,19 @@ from typing import Literal, NamedTuple
 Mode = Literal["training", "scoring", "decoding"]
 
 
+_PASSES: dict[Mode, int] = {"training": 3, "scoring": 1, "decoding": 1}
+
+
+def passes(mode: Mode) -> int:
+    """How often each product of a forward pass is made: in training also for the gradients of both its factors.
+
+    Raises ValueError where `mode` is none.
+    """
+    if mode not in _PASSES:
+        raise ValueError(f"mode is {mode!r}; it must be 'training', 'scoring' or 'decoding'")
+    return _PASSES[mode]
+
+
 class HeadCost(NamedTuple):
     """What a head costs."""
 
@@ -17,11 +30,8 @@ def linear_head_cost(
     mode: Mode, *, vocab_size: int, d_model: int, own_parameters: int, itemsize: int = 4
 ) -> HeadCost:
     """A dense softmax: 2·d·V operations a token forward, three times that in training (h, dh and dW)."""
-    if mode not in ("training", "scoring", "decoding"):
-        raise ValueError(f"mode is {mode!r}; it must be 'training', 'scoring' or 'decoding'")
-    passes = 3 if mode == "training" else 1
     matrix = vocab_size * d_model
-    return HeadCost(own_parameters, 2.0 * matrix * passes, float(matrix * itemsize))
+    return HeadCost(own_parameters, 2.0 * matrix * passes(mode), float(matrix * itemsize))
 
 
 def body_flops_per_token(

@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
 from headlab import config as configs
@@ -246,9 +245,11 @@ def restore_model(run: RunDirectory, step: int | Literal["last", "best"] = "last
     path = run.checkpoints_dir / str(wanted)
     head, _ = phases_of(config)[phase_at(config, wanted)]
     model = models.build(config, tokenizer.vocab_size, head_name=head)
-    graph, state = nnx.split(model)
-    params, _ = read_checkpoint(path, nnx.to_pure_dict(state), under="params")
-    return Restored(nnx.merge(graph, nnx.State(params)), head, tokenizer, config, wanted)
+    graph, params, constants = models.split(model)
+    params, _ = read_checkpoint(path, params, under="params")
+    if constants:
+        constants, _ = read_checkpoint(path, constants, under="constants")
+    return Restored(models.merge(graph, params, constants), head, tokenizer, config, wanted)
 
 
 def environment() -> dict[str, Any]:

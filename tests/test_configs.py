@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headlab.config import load
+from headlab import heads
+from headlab.config import flatten, load
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.py"))
@@ -55,3 +56,17 @@ def test_micro_can_be_cut_short_by_its_steps_alone():
 
 def test_small_has_about_30_million_parameters():
     assert 30e6 < parameters(load(CONFIGS / "small.py")) < 45e6
+
+
+@pytest.mark.parametrize("name", heads.names())
+def test_every_head_has_a_config_at_micro_size_that_only_differs_in_the_head(name):
+    path = CONFIGS / "heads" / f"{name}.py"
+    assert f"headlab train --config=configs/heads/{name}.py " in path.read_text(encoding="utf-8")
+    config, micro = load(path), load(CONFIGS / "micro.py")
+    assert config.head.name == name
+    changed = {key for key, value in flatten(config).items() if flatten(micro).get(key) != value}
+    assert all(key.startswith("head.") for key in changed)
+
+
+def test_the_folder_of_heads_holds_nothing_else():
+    assert {path.stem for path in (CONFIGS / "heads").glob("*.py")} == set(heads.names())

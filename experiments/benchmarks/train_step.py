@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     arguments, overrides = cli.split_overrides(arguments)
     options = _parser().parse_args(arguments)
-    torch_python = _python_with_torch(options.torch_python)
+    torch_python = python_with_torch(options.torch_python)
     names = ("tied", "untied") if options.head == "both" else (options.head,)
     results = {}
     for name in names:
@@ -318,7 +318,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _python_with_torch(given: str | None) -> str | None:
+def python_with_torch(given: str | None) -> str | None:
     """The Python that has torch: the given one, else this one if it does, else None."""
     python = given or sys.executable
     try:

@@ -8,7 +8,7 @@ from headlab.config.describe import Description, describe
 from headlab.config.loading import load, override
 from headlab.config.options import OPERATIONAL, OPTIONS, Option
 from headlab.config.record import ABSENT, config_hash, differences, from_json, to_json
-from headlab.config.rules import resolve, untie_step
+from headlab.config.rules import replace, resolve, untie_step
 from headlab.config.tree import default_config, flatten
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "from_json",
     "load",
     "override",
+    "replace",
     "resolve",
     "to_json",
     "untie_step",

@@ -48,6 +48,15 @@ def resolve(config: ConfigDict) -> FrozenConfigDict:
     return freeze(values)
 
 
+def replace(config: ConfigDict, values: Mapping[str, Any]) -> FrozenConfigDict:
+    """A resolved configuration with these values by dotted key in place of its own, resolved again.
+
+    Raises:
+      UsageError: a key or a value that cannot be.
+    """
+    return resolve(freeze({**flatten(config), **values}))
+
+
 def untie_step(config: ConfigDict) -> int | None:
     """The steps trained tied before the head is untied: round(untie_at · steps), or None."""
     share = config.head.untie_at

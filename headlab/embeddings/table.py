@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from headlab.embeddings.base import Embedding
+
 
 def padded_size(vocab_size: int, multiple: int) -> int:
     """The least multiple of `multiple` that holds `vocab_size` rows; both at least 1, else ValueError."""
@@ -31,7 +33,16 @@ def init_rows(
     return jnp.pad(real, ((0, rows - vocab_size), (0, 0)))
 
 
-class Table(nnx.Module):
+def known_rows(
+    weight: Float[Array, "rows d"], ids: Int[Array, "..."], vocab_size: int, dtype
+) -> Float[Array, "... d"]:
+    """weight[ids] in `dtype`; NaN where an id is outside [0, vocab_size)."""
+    known = (ids >= 0) & (ids < vocab_size)
+    rows = jnp.take(weight, jnp.where(known, ids, 0), axis=0).astype(dtype)
+    return jnp.where(known[..., None], rows, jnp.nan)
+
+
+class Table(Embedding):
     """The input embedding; the model owns it, and a tied head is handed it."""
 
     def __init__(
@@ -50,6 +61,8 @@ class Table(nnx.Module):
 
     def __call__(self, ids: Int[Array, "..."], dtype=jnp.float32) -> Float[Array, "... d_model"]:
         """Rows of `ids` in `dtype`; an id outside [0, vocab_size) gives a row of NaN, never another token's row."""
-        known = (ids >= 0) & (ids < self.vocab_size)
-        rows = jnp.take(self.weight[...], jnp.where(known, ids, 0), axis=0).astype(dtype)
-        return jnp.where(known[..., None], rows, jnp.nan)
+        return known_rows(self.weight[...], ids, self.vocab_size, dtype)
+
+    def parameter_count(self) -> int:
+        """Parameters without padding."""
+        return self.vocab_size * self.d_model

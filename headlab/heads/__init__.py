@@ -11,6 +11,13 @@ from headlab.heads.base import Head, Loss, Segment
 _REGISTRY = {
     "tied": "headlab.heads.linear:Tied",
     "untied": "headlab.heads.linear:Untied",
+    "low_rank": "headlab.heads.low_rank:LowRank",
+    "adaptive": "headlab.heads.adaptive:Adaptive",
+    "mixture_of_softmaxes": "headlab.heads.mixtures:MixtureOfSoftmaxes",
+    "mixture_of_contexts": "headlab.heads.mixtures:MixtureOfContexts",
+    "sigsoftmax": "headlab.heads.sigsoftmax:SigSoftmax",
+    "mixture_of_sigsoftmaxes": "headlab.heads.mixtures:MixtureOfSigSoftmaxes",
+    "mixtape": "headlab.heads.mixtape:Mixtape",
 }
 
 # What the model gives to every head; all else in a constructor is an option of the config's `head` section.

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from headlab.costs import HeadCost, Mode
+from headlab.embeddings import Embedding, Table
 from headlab.ops import empty_top_k, merge_top_k, vary_like
 
 
@@ -34,14 +35,46 @@ class Loss(NamedTuple):
 
 
 class Head(nnx.Module):
-    """Base class of all heads. `ties_to` says what the head needs from the model: "nothing" or "table"."""
+    """Base class of all heads."""
 
-    ties_to: ClassVar[Literal["nothing", "table"]] = "nothing"
+    #: what the head needs from the model: nothing, a `Table`, a `Factorised` or an `Adaptive` input embedding
+    ties_to: Literal["nothing", "table", "factors", "adaptive"] = "nothing"
     #: why label smoothing is refused, for the heads that refuse it
     smoothing_refused: ClassVar[str | None] = None
     vocab_size: int
     d_model: int
     block_rows: int | None = None  # rows of one block in what is derived here; None: chosen by size
+
+    # --- what a head may change --------------------------------------------------------------------------------
+
+    @classmethod
+    def input_embedding(
+        cls,
+        *,
+        vocab_size: int,
+        d_model: int,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+        token_counts: np.ndarray | None = None,
+        **options: Any,
+    ) -> Embedding:
+        """The input embedding that the model builds and owns for a head of these `options`: a plain table."""
+        return Table(
+            vocab_size, d_model, rngs=rngs, vocab_multiple=vocab_multiple, init_scale=init_scale
+        )
+
+    @classmethod
+    def resolve_options(
+        cls,
+        options: dict[str, Any],
+        *,
+        vocab_size: int,
+        d_model: int,
+        token_counts: np.ndarray | None,
+    ) -> dict[str, Any]:
+        """`options` with every "auto" replaced by what it means here, as a run's config.json records it."""
+        return options
 
     # --- what a head must write --------------------------------------------------------------------------------
 
@@ -126,10 +159,10 @@ class Head(nnx.Module):
         objective = Σ (1−α)·nll + α·(−(1/V) Σ_v log p(v)) + z_loss_weight·z_penalty. The two options are for training
         only: `nats` is the pure cross-entropy whatever they are.
         """
-        if label_smoothing and self.smoothing_refused:
-            raise ValueError(f"label_smoothing={label_smoothing}: {self.smoothing_refused}")
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing is {label_smoothing}; it must be in [0, 1)")
+        if label_smoothing and self.smoothing_refused:
+            raise ValueError(f"label_smoothing={label_smoothing}: {self.smoothing_refused}")
         if not 0 <= z_loss_weight < float("inf"):
             raise ValueError(f"z_loss_weight is {z_loss_weight}; it must be 0 or more, and finite")
         flat, ids, counted = self._flatten(h, targets, where)

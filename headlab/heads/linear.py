@@ -5,7 +5,7 @@ use the same convention, so that a comparison of the two compares the matrix alo
 et al. 2017; the soft cap: Gemma 2 (Google DeepMind 2024).
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,7 @@ from flax import nnx
 from headlab.costs import HeadCost, Mode, linear_head_cost
 from headlab.embeddings import init_rows, padded_size
 from headlab.heads.base import Head, Loss, Segment
-from headlab.ops import LinearSpec, LogitMap, linear_loss, linear_statistics
-from headlab.ops.cross_entropy import block_logits
+from headlab.ops import LinearSpec, LogitMap, block_logits, linear_loss, linear_statistics
 
 
 class Normaliser(NamedTuple):
@@ -100,7 +99,7 @@ class LinearHead(Head):
         known = (ids >= 0) & (ids < self.vocab_size)
         safe = jnp.where(known, ids, 0)
         rows = jnp.take(weight, safe, axis=0)
-        own_bias = None if bias is None else jnp.take(bias, safe)
+        own_bias = None if bias is None else jnp.take(bias, safe)[:, None]
         logits = jax.vmap(lambda h, row, b: block_logits(h[None], row[None], b, self.spec)[0, 0])(
             h, rows, own_bias
         )
@@ -146,7 +145,7 @@ class LinearHead(Head):
 class Tied(LinearHead):
     """The output matrix is the input embedding table, which the model passes in: one owner, one gradient."""
 
-    ties_to: ClassVar[Literal["nothing", "table"]] = "table"
+    ties_to = "table"
 
     def __init__(
         self,
@@ -176,10 +175,10 @@ class Tied(LinearHead):
         if embedding is None:
             raise ValueError("a tied head needs the model's input embedding: pass embedding=")
         weight = embedding.weight[...]
-        if weight.shape != (self.rows, self.d_model):
+        if weight.shape != (self.rows, self.d_model) or embedding.vocab_size != self.vocab_size:
             raise ValueError(
-                f"the embedding table is {weight.shape}; a tied head of {self.vocab_size} tokens needs "
-                f"{(self.rows, self.d_model)}"
+                f"the embedding table is {weight.shape} of {embedding.vocab_size} tokens; a tied head of "
+                f"{self.vocab_size} tokens needs {(self.rows, self.d_model)}"
             )
         return weight
 

@@ -1,5 +1,5 @@
 """The small decoder that heads plug into."""
 
-from headlab.models.decoder import Decoder, build, count_parameters
+from headlab.models.decoder import Decoder, build, count_parameters, merge, resolve_head, split
 
-__all__ = ["Decoder", "build", "count_parameters"]
+__all__ = ["Decoder", "build", "count_parameters", "merge", "resolve_head", "split"]

@@ -9,8 +9,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from headlab import config as configs
 from headlab import heads
-from headlab.embeddings import Table
+from headlab.embeddings import Constant
+from headlab.errors import UsageError
 from headlab.models.layers import Block, Norm, dropout
 
 
@@ -26,12 +28,13 @@ class Decoder(nnx.Module):
         self.rate = model.dropout
         self.remat = model.remat
         multiple = config.head.vocab_multiple
-        self.embedding = Table(
-            vocab_size,
-            model.d_model,
+        self.embedding = heads.get(head_name).input_embedding(
+            vocab_size=vocab_size,
+            d_model=model.d_model,
             rngs=rngs,
             vocab_multiple=multiple,
             init_scale=config.groups.embedding.init_scale,
+            **head_options,
         )
         scale = config.groups.embedding.init_scale / model.d_model**0.5
         shape = (model.max_length, model.d_model)
@@ -96,17 +99,61 @@ def build(
 
     `head_name` overrides the config's head (the second phase of late untying is the same config with "untied").
     Random numbers are drawn in the order embedding, positions, blocks, head: models that differ in the head alone start
-    with the same embedding and body.
+    with the same body, and with the same embedding where it is of the same kind.
+
+    Raises UsageError where the head refuses an option.
     """
     name = head_name or config.head.name
-    given = {key: config.head[key] for key in heads.options(name) if key in config.head}
-    return Decoder(
-        config,
-        vocab_size,
-        rngs=nnx.Rngs(config.seed),
-        head_name=name,
-        head_options={**given, "token_counts": token_counts},
-    )
+    options = _head_options(config, name)
+    try:
+        return Decoder(
+            config,
+            vocab_size,
+            rngs=nnx.Rngs(config.seed),
+            head_name=name,
+            head_options={**options, "token_counts": token_counts},
+        )
+    except ValueError as problem:
+        given = ", ".join(f"head.{key}={value}" for key, value in options.items())
+        raise UsageError(
+            f"the head {name!r} over {vocab_size} tokens with {given or 'no options'}: {problem}"
+        ) from problem
+
+
+def resolve_head(config, vocab_size: int, token_counts: np.ndarray | None):
+    """`config` with every head option that is "auto" replaced by what it means on this corpus.
+
+    Raises UsageError where the head refuses an option.
+    """
+    name = config.head.name
+    options = _head_options(config, name)
+    try:
+        resolved = heads.get(name).resolve_options(
+            dict(options),
+            vocab_size=vocab_size,
+            d_model=config.model.d_model,
+            token_counts=token_counts,
+        )
+    except ValueError as problem:
+        raise UsageError(f"the head {name!r} over {vocab_size} tokens: {problem}") from problem
+    changed = {f"head.{k}": v for k, v in resolved.items() if v != options[k]}
+    return configs.replace(config, changed) if changed else config
+
+
+def _head_options(config, name: str) -> dict:
+    return {key: config.head[key] for key in heads.options(name) if key in config.head}
+
+
+def split(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict]:
+    """(graph, parameters, constants) of a model, the last two as nested dicts; only parameters are trained."""
+    graph, *states = nnx.split(model, nnx.Param, Constant)
+    params, constants = states
+    return graph, nnx.to_pure_dict(params), nnx.to_pure_dict(constants)
+
+
+def merge(graph: nnx.GraphDef, params: dict, constants: dict) -> Decoder:
+    """The model that `split` took apart, with these arrays."""
+    return nnx.merge(graph, nnx.State(params), nnx.State(constants))
 
 
 def count_parameters(model: Decoder) -> dict[str, int]:
@@ -114,16 +161,15 @@ def count_parameters(model: Decoder) -> dict[str, int]:
 
     A tied table is counted once, with the embedding.
     """
-    parts = {"embedding": 0, "head": 0, "body": 0}
-    padding = {}
-    for part, module in (("embedding", model.embedding), ("head", model.head)):
-        rows = getattr(module, "weight", None)
-        padding[part] = 0 if rows is None else rows.shape[0] - module.vocab_size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    ):
-        top = path[0].key
-        part = {"embedding": "embedding", "positions": "embedding", "head": "head"}.get(top, "body")
-        padded_rows = padding.get(top, 0)
-        parts[part] += leaf.size - padded_rows * (leaf.size // leaf.shape[0])
+    positions = 0 if model.positions is None else model.positions[...].size
+    leaves = jax.tree_util.tree_leaves_with_path(split(model)[1])
+    parts = {
+        "embedding": model.embedding.parameter_count() + positions,
+        "head": model.head.cost("training").parameters,
+        "body": sum(
+            leaf.size
+            for path, leaf in leaves
+            if path[0].key not in ("embedding", "positions", "head")
+        ),
+    }
     return {**parts, "total": sum(parts.values())}

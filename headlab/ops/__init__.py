@@ -1,31 +1,32 @@
 """Pure functions on arrays, with explicit gradients where they pay: no Flax, no configuration."""
 
 from headlab.ops.attention import causal_attention, softmax
-from headlab.ops.cross_entropy import (
-    LinearSpec,
-    LogitMap,
-    Statistics,
-    Sums,
-    linear_loss,
-    linear_statistics,
-)
+from headlab.ops.cross_entropy import linear_cross_entropy, linear_loss, linear_statistics
 from headlab.ops.linear import linear
-from headlab.ops.top_k import empty_top_k, merge_top_k
+from headlab.ops.linear_logits import LinearSpec, LogitMap, block_logits
+from headlab.ops.softmax_blocks import Spec, Statistics, Sums, softmax_loss, softmax_statistics
+from headlab.ops.top_k import empty_top_k, merge_top_k, top_k
 from headlab.ops.varying import sum_to_like, vary_like, varying_axes
 
 __all__ = [
     "LinearSpec",
     "LogitMap",
+    "Spec",
     "Statistics",
     "Sums",
+    "block_logits",
     "causal_attention",
     "empty_top_k",
     "linear",
+    "linear_cross_entropy",
     "linear_loss",
     "linear_statistics",
     "merge_top_k",
     "softmax",
+    "softmax_loss",
+    "softmax_statistics",
     "sum_to_like",
+    "top_k",
     "vary_like",
     "varying_axes",
 ]

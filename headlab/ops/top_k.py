@@ -1,8 +1,60 @@
-"""Top-k candidates that are merged block by block; equal values are ordered by the lower token id."""
+"""The most probable tokens, found block by block; equal values are ordered by the lower token id."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from headlab.ops.cross_entropy import check_linear, linear_spec
+from headlab.ops.linear_logits import accumulator
+from headlab.ops.softmax_blocks import block_sizes, softmax_statistics
+from headlab.ops.token_blocks import fold_slices, map_blocks, slice_rows
+from headlab.ops.varying import vary_like
+
+
+def top_k(
+    h: Float[Array, "*batch d_model"],
+    weight: Float[Array, "rows d_model"],
+    k: int,
+    *,
+    bias: Float[Array, "rows"] | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    vocab_size: int | None = None,
+) -> tuple[Float[Array, "*batch k"], Int[Array, "*batch k"]]:
+    """(log-probabilities in nats, ids) of the k most probable tokens of softmax(map(h · weightᵀ + bias)), descending.
+
+    Equal ones are ordered by ascending id. Options as in `linear_cross_entropy`; rows from `vocab_size` on never
+    appear. `[..., V]` is never held.
+
+    Raises:
+        ValueError: k outside 0 … vocab_size, shapes that do not fit, or an option outside its range. TypeError: a dtype
+            that does not fit.
+    """
+    check_linear(h, weight, bias)
+    spec = linear_spec(weight, softcap, logit_scale, vocab_size)
+    if not 0 <= k <= spec.vocab_size:
+        raise ValueError(f"k is {k}; it must be in 0 … {spec.vocab_size}, the number of tokens")
+    flat, rows = h.reshape(-1, h.shape[-1]), (weight, bias)
+    token_block, vocab_block = block_sizes(flat.shape[0], weight.shape[0], spec)
+
+    def one(h):
+        stats = softmax_statistics(h, rows, jnp.zeros(h.shape[0], jnp.int32), spec)
+
+        def step(best, start, size):
+            block = slice_rows(rows, start, size)
+            logits = spec.logits(spec.products(h, block)).T
+            ids = start + jnp.arange(size, dtype=jnp.int32)
+            shown = jnp.where(ids < spec.vocab_size, logits, -jnp.inf)
+            values, found = best
+            return merge_top_k(values, found, shown, ids)
+
+        best = empty_top_k(h.shape[:1], k, accumulator(h.dtype))
+        best = jax.tree.map(lambda x: vary_like(x, h, *jax.tree.leaves(rows)), best)
+        logits, ids = fold_slices(step, vocab_block, weight.shape[0], best) if k else best
+        return (logits - stats.max[:, None]) - stats.log_sum[:, None], ids
+
+    values, ids = map_blocks(one, token_block, flat)
+    return values.reshape(*h.shape[:-1], k), ids.reshape(*h.shape[:-1], k)
 
 
 def empty_top_k(shape: tuple[int, ...], k: int, dtype) -> tuple[Array, Array]:

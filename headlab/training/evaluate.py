@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from flax import nnx
-
-from headlab import data, sharding
+from headlab import data, models, sharding
 from headlab.errors import UsageError
 from headlab.runs import RunDirectory, restore_model
 from headlab.training.evaluation import Evaluator
@@ -35,12 +33,12 @@ def evaluate_run(
             "tokenizer file has changed since. Evaluate with the original one."
         )
     mesh = sharding.make_mesh(config.mesh.data)
-    graph, state = nnx.split(restored.model)
-    params = sharding.place(nnx.to_pure_dict(state), mesh, sharding.REPLICATED)
+    graph, *variables = models.split(restored.model)
+    params, constants = sharding.place(tuple(variables), mesh, sharding.REPLICATED)
     evaluator = Evaluator(graph, dataset.store, mesh, seq_len=config.data.seq_len, batch_size=size)
     return {
         "split": split,
         "step": restored.step,
         "head": restored.head,
-        **evaluator(params, split),
+        **evaluator((params, constants), split),
     }

@@ -33,8 +33,12 @@ class Evaluator:
         self._bands = frequency_bands(store.counts)
         self._nll = jax.jit(nll_step(graph, mesh))
 
-    def __call__(self, params: Any, split: str) -> dict[str, Any]:
+    def __call__(self, variables: tuple[Any, Any], split: str) -> dict[str, Any]:
         """Held-out loss of a split, pure cross-entropy whatever the training options.
+
+        Args:
+          variables: the model's parameters and constants.
+          split: "train", "validation" or "test".
 
         Returns:
           loss: Σ nats ÷ Σ tokens. bits_per_byte: Σ nats ÷ ln 2 ÷ Σ UTF-8 bytes of the raw text; the separator after
@@ -44,7 +48,7 @@ class Evaluator:
         nats = np.zeros(N_BANDS)
         tokens = np.zeros(N_BANDS, np.int64)
         for batch in EvalBatches(self._store.tokens(split), self._seq_len, self._batch_size):
-            nll = np.asarray(self._nll(params, tuple(batch)), np.float64)
+            nll = np.asarray(self._nll(variables, tuple(batch)), np.float64)
             band = self._bands[batch.targets[batch.where]]
             nats += np.bincount(band, nll[batch.where], minlength=N_BANDS)
             tokens += np.bincount(band, minlength=N_BANDS)

@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from headlab import config as configs
-from headlab import costs, data, sharding
+from headlab import costs, data, models, sharding
 from headlab.errors import HeadlabError
 from headlab.runs import RunDirectory, environment, phase_at, phases_of
 from headlab.training.checkpoints import Checkpoints
@@ -40,10 +41,15 @@ def train(config: Any, workdir: str) -> dict[str, Any]:
       HeadlabError: a loss that is not finite, or a checkpoint or metric that could not be written.
     """
     config = configs.resolve(config)
-    if RunDirectory(workdir).config_path.exists():
-        RunDirectory.create_or_open(workdir, config)  # another config is refused before any work
+    earlier = RunDirectory(workdir)
+    if earlier.config_path.exists():
+        # another config is refused before any work
+        RunDirectory.create_or_open(workdir, _as_recorded(config, earlier.config()))
     mesh = sharding.make_mesh(config.mesh.data)
+    if config.data.tokenizer is None:
+        _check_model(config)
     dataset = data.open_dataset(config.data, progress=config.log.progress)
+    config = models.resolve_head(config, dataset.tokenizer.vocab_size, dataset.store.counts)
     run, differing = RunDirectory.create_or_open(workdir, config)
     with run.lock():
         finished = run.result()
@@ -56,6 +62,19 @@ def train(config: Any, workdir: str) -> dict[str, Any]:
         with ExitStack() as stack:
             trainer = _Trainer(config, run, dataset, mesh, stack)
             return trainer.run_to_end()
+
+
+def _as_recorded(config: Any, recorded: Any) -> Any:
+    """`config` with what an earlier call made of its "auto" options, which only the corpus can tell."""
+    given, earlier = configs.flatten(config), configs.flatten(recorded)
+    open_keys = [key for key, value in given.items() if value == "auto" and key in earlier]
+    return configs.replace(config, {key: earlier[key] for key in open_keys})
+
+
+def _check_model(config: Any) -> None:
+    """Raises UsageError for options that the model refuses, before the corpus is opened."""
+    size = config.data.vocab_size
+    jax.eval_shape(lambda: models.split(models.build(config, size, token_counts=np.ones(size)))[1])
 
 
 class _Trainer:
@@ -183,7 +202,7 @@ class _Trainer:
     def _evaluate(self, state: TrainState, evaluator: Evaluator, step: int) -> tuple[float, bool]:
         """(held-out loss, whether it is the best so far), written to the metrics."""
         before = [r["validation/loss"] for r in self.run.metrics() if "validation/loss" in r]
-        found = evaluator(state.params, "validation")
+        found = evaluator((state.params, state.constants), "validation")
         self.evaluated = (step, found)
         if not math.isfinite(found["loss"]):
             raise HeadlabError(
@@ -242,8 +261,8 @@ class _Trainer:
             # A run that was killed between its last checkpoint and its result has not evaluated here.
             step, final = self.evaluated or (None, None)
             if step != config.train.steps or final is None:
-                final = evaluator(state.params, "validation")
-            test = evaluator(state.params, "test")
+                final = evaluator((state.params, state.constants), "validation")
+            test = evaluator((state.params, state.constants), "test")
         records = self.run.metrics()
         held_out = [(r["validation/loss"], r["step"]) for r in records if "validation/loss" in r]
         best_loss, best_step = min(held_out)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax.sharding import Mesh
 
 from headlab import models, sharding
@@ -26,6 +25,7 @@ class TrainState(NamedTuple):
 
     step: jax.Array  # updates made so far, int32
     params: Any  # pure nested dict
+    constants: Any  # what the model holds beside its parameters, never changed
     opt_state: Any
     # sums since the last log: "nats", "weight" and the head's own metrics
     interval: dict[str, jax.Array]
@@ -48,8 +48,7 @@ def make_phase(
 ) -> tuple[Phase, TrainState]:
     """The phase that trains `head_name` up to step `end`, and its state before any step."""
     model = models.build(config, vocab_size, token_counts=token_counts, head_name=head_name)
-    graph, state = nnx.split(model)
-    params = nnx.to_pure_dict(state)
+    graph, params, constants = models.split(model)
     optimizer = make_optimizer(config, params)
     phase = Phase(
         head_name,
@@ -65,6 +64,7 @@ def make_phase(
     return phase, TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
+        constants=constants,
         opt_state=optimizer.init(params),
         interval=interval,
         bad_step=jnp.full((), -1, jnp.int32),
@@ -99,7 +99,7 @@ def train_step(phase: Phase, config: Any, mesh: Mesh):
     def body(state: TrainState, batch):
         # Parameters are marked as varying over `data`, so that gradients stay local until the one reduction below.
         params = jax.tree.map(lambda p: vary_like(p, batch[0]), state.params)
-        sums, gradients = _accumulate(phase, config, params, state.step, batch)
+        sums, gradients = _accumulate(phase, config, params, state, batch)
         sums, gradients = jax.lax.psum((sums, gradients), "data")
         weight = jnp.maximum(sums["weight"], 1)  # nothing counted: gradients are exactly 0, not 0/0
         gradients = jax.tree.map(lambda g: g / weight, gradients)
@@ -114,6 +114,7 @@ def train_step(phase: Phase, config: Any, mesh: Mesh):
         new = TrainState(
             state.step + 1,
             optax.apply_updates(state.params, updates),
+            state.constants,
             opt_state,
             interval,
             bad_step,
@@ -133,12 +134,12 @@ def train_step(phase: Phase, config: Any, mesh: Mesh):
     )
 
 
-def _accumulate(phase: Phase, config: Any, params: Any, step: jax.Array, batch: Any):
+def _accumulate(phase: Phase, config: Any, params: Any, state: TrainState, batch: Any):
     """(sums, gradient of Σ objective) over this device's share of the batch, one micro-batch after another."""
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def objective(params, batch, key):
-        model = nnx.merge(phase.graph, nnx.State(params))
+        model = models.merge(phase.graph, params, state.constants)
         loss = _loss(model, config, batch, key)
         sums = {"objective": loss.objective, "nats": loss.nats, "weight": loss.weight}
         return loss.objective, jax.lax.stop_gradient({**sums, **loss.metrics})
@@ -147,7 +148,7 @@ def _accumulate(phase: Phase, config: Any, params: Any, step: jax.Array, batch: 
         if not config.model.dropout:
             return None
         stream = jax.random.fold_in(jax.random.key(config.seed), _DROPOUT_STREAM)
-        key = jax.random.fold_in(jax.random.fold_in(stream, step), index)
+        key = jax.random.fold_in(jax.random.fold_in(stream, state.step), index)
         return jax.random.fold_in(key, jax.lax.axis_index("data"))
 
     count = config.train.micro_batches
@@ -171,11 +172,14 @@ def _accumulate(phase: Phase, config: Any, params: Any, step: jax.Array, batch: 
 
 
 def nll_step(graph: Any, mesh: Mesh):
-    """The function (params, batch) → nll [batch, length] in nats, for held-out evaluation; no dropout."""
+    """The function (variables, batch) → nll [batch, length] in nats, for held-out evaluation; no dropout.
 
-    def body(params, batch):
+    `variables` are the model's parameters and constants.
+    """
+
+    def body(variables, batch):
         inputs, targets, where = batch
-        model = nnx.merge(graph, nnx.State(params))
+        model = models.merge(graph, *variables)
         return model.head.nll(model(inputs), targets, embedding=model.embedding, where=where)
 
     return sharding.on_mesh(

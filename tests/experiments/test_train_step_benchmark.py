@@ -71,7 +71,7 @@ def test_all_make_the_same_steps_and_nobody_always_comes_first():
 
 
 def test_the_command_writes_a_table_and_json(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "_python_with_torch", lambda given: None)
+    monkeypatch.setattr(benchmark, "python_with_torch", lambda given: None)
     options = [f"--config.{key}={value}" for key, value in TINY if key != "train.batch_size"]
     output = tmp_path / "deep" / "out.json"
     arguments = ["--head=tied", "--batch=2", "--rounds=1", f"--output={output}", *options]

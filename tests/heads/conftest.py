@@ -1,17 +1,16 @@
-"""What the contract suite needs to know of each head: its dense formula, and the options that its cases combine.
+"""The contract suite's cases and tools; the dense formula of each head stands in tests/reference_heads.py.
 
-A new head joins by one entry in `REFERENCES`. Its formula is written from the paper, on whole matrices, in float64;
-the suite differentiates it automatically and compares everything that the head computes with it.
-
-Cases: `make test` runs a covering array (every pair of values of any two factors occurs in some case; factors are the
-dtype of the states, the padding, and each option), `make test-full` the rest of the whole product (the mark `full`).
+Cases: `make test` runs a covering array (for linear heads every pair of values of any two factors occurs in some case,
+for the others most pairs; factors are the dtype of the states, the padding, the blocks, and each option),
+`make test-full` the rest of the whole product (the mark `full`).
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,48 +19,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.scipy.special import logsumexp
+from reference_heads import REFERENCES, VOCAB, WIDTH
 
 from headlab import heads
-from headlab.embeddings import Table
+from headlab.embeddings import Constant, padded_size
 
-VOCAB, WIDTH, BATCH = 11, 6, (3, 4)
+BATCH = (3, 4)
 EPS = float(np.finfo(np.float32).eps)
 BF16 = 2.0**-8  # unit round-off
-
-
-class Reference(NamedTuple):
-    """A head in dense float64."""
-
-    #: (h [n, d], own parameters as a dict, table [rows, d], the case's options) → [n, V] log-probabilities up to a
-    #: constant a row
-    logits: Callable[[Any, Mapping, Any, Mapping], Any]
-    #: values of the constructor's options, the default first
-    options: Mapping[str, tuple]
-    #: the family's squared log-partition, from the same arguments; None: the square of logsumexp(logits)
-    z_penalty: Callable[[Any, Mapping, Any, Mapping], Any] | None = None
-
-
-def _linear(h, weight, own, options):
-    z = h @ weight[:VOCAB].T
-    if options["bias"]:
-        z = z + own["bias"][:VOCAB]
-    z = options["logit_scale"] * z
-    cap = options["softcap"]
-    return z if cap is None else cap * jnp.tanh(z / cap)
-
-
-_LINEAR_OPTIONS = {
-    "bias": (False, True),
-    "softcap": (None, 3.0),
-    "logit_scale": (1.0, -0.7),
-}
-
-REFERENCES = {
-    "tied": Reference(lambda h, own, table, o: _linear(h, table, own, o), _LINEAR_OPTIONS),
-    "untied": Reference(
-        lambda h, own, table, o: _linear(h, own["weight"], own, o), _LINEAR_OPTIONS
-    ),
-}
 
 
 class Case(NamedTuple):
@@ -70,11 +35,15 @@ class Case(NamedTuple):
     name: str
     dtype: str = "float32"
     vocab_multiple: int = 8  # 1: no padding; 8: eleven tokens in sixteen rows
+    row_block: int | None = (
+        4  # None: all rows at once, where the loss makes its gradients in the forward pass
+    )
     options: tuple = ()  # pairs
 
     def __str__(self):
         chosen = "-".join(f"{key}={value}" for key, value in self.options)
-        return f"{self.name}-{self.dtype}-multiple={self.vocab_multiple}-{chosen}"
+        blocks = f"multiple={self.vocab_multiple}-block={self.row_block}"
+        return f"{self.name}-{self.dtype}-{blocks}-{chosen}"
 
 
 def covering(factors: Mapping[str, tuple]) -> list[dict]:
@@ -99,22 +68,47 @@ def _cases() -> list:
     cases = []
     for name in heads.names():
         options = REFERENCES[name].options if name in REFERENCES else {}
-        factors = {"dtype": ("float32", "bfloat16"), "multiple": (1, 8), **options}
+        sizes = {"multiple": (1, 8), "row_block": (4, None)}
+        factors = {"dtype": ("float32", "bfloat16"), **sizes, **options}
         product = [dict(zip(factors, v, strict=True)) for v in itertools.product(*factors.values())]
         chosen = covering(factors)
+        if name in REFERENCES and REFERENCES[name].follows_linear:
+            chosen = chosen[
+                :4
+            ]  # greedy: the first rows hold most pairs; those of linear options stand in linear heads
         for row in product:
             marks = () if row in chosen else pytest.mark.full
-            dtype, multiple, *_ = row.values()
-            case = Case(name, dtype, multiple, tuple((key, row[key]) for key in options))
+            dtype, multiple, row_block, *_ = row.values()
+            chosen_options = tuple((key, row[key]) for key in options)
+            case = Case(name, dtype, multiple, row_block, chosen_options)
             cases.append(pytest.param(case, marks=marks, id=str(case)))
     return cases
 
 
 def pytest_generate_tests(metafunc):
-    """Gives `case` to tests of every case, and `name` to tests of every registered head."""
+    """Gives `case` to tests of every case, and `name` to tests of every registered head.
+
+    With the mark `in_turn(arguments, values)` each head gets one of the values, heads taking turns, and the rest of the
+    product has the mark `full`.
+    """
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", _cases())
-    if "name" in metafunc.fixturenames:
+    elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
+        arguments, values = in_turn.args
+        metafunc.parametrize(
+            ("name", *arguments),
+            [
+                pytest.param(
+                    name,
+                    *value,
+                    marks=() if (i - j) % len(values) == 0 else pytest.mark.full,
+                    id="-".join(map(str, (name, *value))),
+                )
+                for i, name in enumerate(heads.names())
+                for j, value in enumerate(values)
+            ],
+        )
+    elif "name" in metafunc.fixturenames:
         metafunc.parametrize("name", heads.names())
 
 
@@ -126,7 +120,8 @@ class Problem:
     What is compiled is kept for the tests that share a problem; none of them changes it.
     """
 
-    def __init__(self, case: Case, *, token_block=4, row_block=4, seed=0):
+    def __init__(self, case: Case, *, token_block=4, row_block="of the case", seed=0):
+        row_block = case.row_block if row_block == "of the case" else row_block
         self.case, self.options = case, dict(case.options)
         self.reference = REFERENCES[case.name]
         head = heads.build(
@@ -141,13 +136,22 @@ class Problem:
         head.block_rows = row_block
         if hasattr(head, "spec"):  # the fused walk of linear heads has blocks of its own
             head.spec = head.spec._replace(token_block=token_block, vocab_block=row_block)
-        table = Table(VOCAB, WIDTH, rngs=nnx.Rngs(seed), vocab_multiple=case.vocab_multiple)
+        embedding = heads.get(case.name).input_embedding(
+            vocab_size=VOCAB,
+            d_model=WIDTH,
+            rngs=nnx.Rngs(seed),
+            vocab_multiple=case.vocab_multiple,
+            token_counts=np.arange(VOCAB, 0, -1),
+            **self.options,
+        )
         rng = np.random.default_rng(seed)
 
         def draw(shape):
             return np.asarray(rng.normal(size=shape) * 0.8, ml_dtypes.bfloat16).astype(np.float32)
 
-        self._graphs, states = zip(*map(nnx.split, (head, table)), strict=True)
+        self._graphs, states, self._constants = zip(
+            *(nnx.split(module, nnx.Param, Constant) for module in (head, embedding)), strict=True
+        )
         self.params = jax.tree.map(lambda a: jnp.asarray(draw(a.shape)), states)
         self.ties_to = head.ties_to
         self.h = jnp.asarray(draw((*BATCH, WIDTH)) * 2, case.dtype)
@@ -158,6 +162,9 @@ class Problem:
         # A value is a sum of d products, mapped, shifted and normalised: about d + 8 roundings of numbers no larger
         # than twice the largest log-probability.
         self.value_tolerance = EPS * (WIDTH + 8) * 2 * largest
+        if case.dtype == "bfloat16":
+            # A rounded factor moves a product by 2⁻⁸ of Σ|factor·weight|, which is of the size of the logits' spread.
+            self.value_tolerance += self.reference.roundings * BF16 * 2 * largest
         # A gradient is a sum of products of (p − [target]), relative error as above, with a state or a weight; in
         # bfloat16 that factor and the result are rounded once each. Relative to the norm; the sum may cancel to half.
         roundings = 0 if case.dtype == "float32" else 2 * BF16
@@ -165,6 +172,7 @@ class Problem:
 
         self.z, self.alpha = 0.05, 0.0 if head.smoothing_refused else 0.1
         self.score, self.step = jax.jit(self._score), jax.jit(self._step)
+        self.dense_step = jax.jit(self._dense_step)
 
     def _score(self, params, h):
         """Every path to a log-probability."""
@@ -198,30 +206,46 @@ class Problem:
 
     def dense_gradient(self, share, upstream):
         """The gradients of `step` by the dense formula in float64."""
+        with jax.enable_x64(True):
+            wide = self.wide(self.params, self.h)
+            return jax.device_get(self.dense_step(*wide, share, upstream))
 
+    def _dense_step(self, params, h, share, upstream):
         def objective(params, h):
             regularised = self.dense(params, h, z=self.z, alpha=self.alpha)[1]
             weights = self.where.reshape(-1), (self.where * upstream).reshape(-1)
             return share * regularised @ weights[0] + self.dense(params, h)[1] @ weights[1]
 
-        with jax.enable_x64(True):
-            wide = self.wide(self.params, self.h)
-            return jax.device_get(jax.jit(jax.grad(objective, argnums=(0, 1)))(*wide))
+        return jax.grad(objective, argnums=(0, 1))(params, h)
+
+    def token_rows(self):
+        """[(path, ids of the tokens whose rows the leaf holds, or None)] in the order of the leaves of `params`."""
+        head, _ = self.modules(self.params)
+        return _token_rows(self.case.name, head, self.params, self.case.vocab_multiple)
+
+    def with_rows(self, change):
+        """`params` with change(leaf, ids) in place of every leaf that holds rows of tokens."""
+        leaves, tree = jax.tree.flatten(self.params)
+        changed = [
+            leaf if ids is None else change(leaf, ids)
+            for leaf, (_, ids) in zip(leaves, self.token_rows(), strict=True)
+        ]
+        return jax.tree.unflatten(tree, changed)
 
     def modules(self, params):
-        """(head, table) that hold `params`."""
-        return tuple(map(nnx.merge, self._graphs, params))
+        """(head, embedding) that hold `params`."""
+        return tuple(map(nnx.merge, self._graphs, params, self._constants))
 
     def call(self, method, params, h, *args, **keywords):
-        """head.method(h, *args, embedding=table, **keywords)."""
-        head, table = self.modules(params)
-        return getattr(head, method)(h, *args, embedding=table, **keywords)
+        """head.method(h, *args, embedding=embedding, **keywords)."""
+        head, embedding = self.modules(params)
+        return getattr(head, method)(h, *args, embedding=embedding, **keywords)
 
     def log_prob_at(self, params, h, ids):
         """The contract's log_prob_at on flat states."""
-        head, table = self.modules(params)
+        head, embedding = self.modules(params)
         h = h.reshape(-1, WIDTH)
-        return head.log_prob_at(h, head.normalise(h, table), ids.reshape(-1), table)
+        return head.log_prob_at(h, head.normalise(h, embedding), ids.reshape(-1), embedding)
 
     def wide(self, *trees):
         """The same in float64; inside `jax.enable_x64(True)`."""
@@ -231,9 +255,9 @@ class Problem:
 
     # --- the dense reference ---------------------------------------------------------------------------------
 
-    def _dense(self, function, params, h):
-        own, table = map(nnx.to_pure_dict, params)
-        return function(h.reshape(-1, WIDTH), own, table["weight"], self.options)
+    def _dense(self, function, params, h, *more):
+        own, embedding = map(nnx.to_pure_dict, params)
+        return function(h.reshape(-1, WIDTH), own, embedding, self.options, *more)
 
     def dense(self, params, h, *, z=0.0, alpha=0.0):
         """[n, V] log-probabilities and [n] objective with smoothing α and z-loss, traceable, in float64."""
@@ -243,14 +267,48 @@ class Problem:
         q = (1 - alpha) * (np.arange(VOCAB) == self.targets.reshape(-1, 1)) + alpha / VOCAB
         objective = -jnp.sum(q * log_probs, axis=1)
         if z:
-            penalty = self.reference.z_penalty
-            objective += z * (lse**2 if penalty is None else self._dense(penalty, params, h))
+            penalty, targets = self.reference.z_penalty, jnp.asarray(self.targets.reshape(-1))
+            objective += z * (
+                lse**2 if penalty is None else self._dense(penalty, params, h, targets)
+            )
         return log_probs, objective
 
     def dense_log_probs(self):
         """[*batch, V] float64."""
         with jax.enable_x64(True):
             return np.asarray(self.dense(*self.wide(self.params, self.h))[0]).reshape(*BATCH, VOCAB)
+
+
+def _token_rows(name, head, params, vocab_multiple):
+    """For each leaf of (head's, embedding's) parameters the ids of the tokens whose rows it holds, or None.
+
+    Rows of a leaf beyond its ids are padding.
+    """
+    rows = padded_size(head.vocab_size, vocab_multiple)
+    of_head = REFERENCES[name].row_ids
+    found = []
+    for number, part in enumerate(params):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(part)):
+            path = jax.tree_util.keystr(path, simple=True, separator="/")
+            plain = np.arange(head.vocab_size) if leaf.shape[:1] == (rows,) else None
+            table = number == 1 and path == "weight"
+            ids = of_head(head, path) if of_head and not table else plain
+            found.append((path, None if ids is None else np.asarray(ids)))
+    return found
+
+
+def _modules(name, vocab, width, *, vocab_multiple=1, init_scale=0.25, **options):
+    """(head, embedding) of a model, with their initial parameters."""
+    given = dict(
+        vocab_size=vocab,
+        d_model=width,
+        vocab_multiple=vocab_multiple,
+        init_scale=init_scale,
+        token_counts=np.arange(vocab, 0, -1),
+        **options,
+    )
+    head = heads.build(name, rngs=nnx.Rngs(0), **given)
+    return head, heads.get(name).input_embedding(rngs=nnx.Rngs(1), **given)
 
 
 def gradient_error(found, wanted):
@@ -269,12 +327,41 @@ def make():
     return _kept
 
 
-@pytest.fixture(scope="module", autouse=True)
-def let_go():
-    """Compiled programs of one file are of no use to the next and would fill the memory."""
+def _head_of(item):
+    """The head that a test of the suite is about; None for other tests."""
+    if item.path.parent != Path(__file__).parent:
+        return None
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    case = parameters.get("case")
+    return case.name if isinstance(case, Case) else parameters.get("name")
+
+
+def pytest_collection_modifyitems(items):
+    """All tests of one head one after another and in one process: they share what was compiled."""
+    for item in items:
+        if head := _head_of(item):
+            item.add_marker(pytest.mark.xdist_group(f"head {head}"))
+    items.sort(key=lambda item: _head_of(item) or "")
+
+
+_last: dict[str, str | None] = {"head": None}
+
+
+@pytest.fixture(autouse=True)
+def let_go(request):
+    """Compiled programs of one head are of no use to the next and would fill the memory.
+
+    Those of the suite are compiled fast, not well: what it promises holds of the formulas.
+    """
+    head = _head_of(request.node)
+    if head != _last["head"]:
+        _kept.cache_clear()
+        jax.clear_caches()
+        _last["head"] = head
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", head is not None)
     yield
-    _kept.cache_clear()
-    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture
@@ -291,15 +378,24 @@ def contract():
         batch=BATCH,
         eps=EPS,
         references=REFERENCES,
+        modules=_modules,
+        fixed=lambda name: {
+            key: values[0] for key, values in REFERENCES[name].options.items() if len(values) == 1
+        },
+        token_rows=_token_rows,
+        split=lambda modules: zip(
+            *(nnx.split(module, nnx.Param, Constant) for module in modules), strict=True
+        ),
         default_case=lambda name, dtype="float32", multiple=8, **changed: Case(
             name,
             dtype,
             multiple,
+            4,
             tuple({**{k: v[0] for k, v in REFERENCES[name].options.items()}, **changed}.items()),
         ),
         # Every option away from its default at once: what a device or a compiler must cope with.
         loaded_case=lambda name, dtype="float32", multiple=8: Case(
-            name, dtype, multiple, tuple((k, v[-1]) for k, v in REFERENCES[name].options.items())
+            name, dtype, multiple, 4, tuple((k, v[-1]) for k, v in REFERENCES[name].options.items())
         ),
         error=gradient_error,
     )

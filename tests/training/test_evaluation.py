@@ -34,7 +34,8 @@ def evaluate(setting, batch_size, split="validation", devices=1):
     evaluator = Evaluator(
         phase.graph, store, mesh, seq_len=config.data.seq_len, batch_size=batch_size
     )
-    return evaluator(sharding.place(state.params, mesh, sharding.REPLICATED), split)
+    variables = sharding.place((state.params, state.constants), mesh, sharding.REPLICATED)
+    return evaluator(variables, split)
 
 
 def test_the_loss_does_not_depend_on_the_batch_and_equals_plain_float64(setting):

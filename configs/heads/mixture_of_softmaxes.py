@@ -1,0 +1,20 @@
+"""mixture_of_softmaxes at micro size: four softmaxes over one output matrix, mixed by a prior (Yang et al. 2018).
+
+    headlab train --config=configs/heads/mixture_of_softmaxes.py --workdir=runs/mixture_of_softmaxes
+
+The recipe is that of configs/micro.py.
+"""
+
+import runpy
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+MICRO = Path(__file__).parents[1] / "micro.py"
+
+
+def get_config() -> ConfigDict:
+    config = runpy.run_path(str(MICRO))["get_config"]()
+    config.head.name = "mixture_of_softmaxes"
+    config.head.n_experts = 4
+    return config

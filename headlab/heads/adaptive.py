@@ -1,0 +1,395 @@
+"""The adaptive softmax: rarer tokens in tails of their own, of narrower rows (Grave et al. 2017, arXiv:1609.04309).
+
+Tokens are ordered by descending count and cut into a shortlist and J tails. The head is one softmax over the shortlist
+and the J tails; a token of tail i has log p = log p_head(tail i) + log p_i(token), p_i the softmax of tail i:
+
+    head logits  = map(h · weightᵀ + bias) + offset,   offset = 0 for the shortlist, ln(size of tail i) for tail i
+    tail logits  = map((h · kernel_i) · weight_iᵀ),    rows of width d_model // div_valueⁱ
+
+map as in `headlab.heads.linear`. The offset is a constant: without it each tail, whatever its size, starts as probable
+as one token of the shortlist.
+"""
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from headlab.costs import HeadCost, Mode, passes
+from headlab.embeddings import Embedding, init_rows, padded_size
+from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
+from headlab.embeddings.adaptive import TokenOrder
+from headlab.embeddings.cutoffs import band_sizes, band_widths, check_counts, resolve_cutoffs
+from headlab.heads.base import Head, Loss, Segment
+from headlab.heads.linear import LinearHead, Normaliser
+from headlab.ops import linear, linear_statistics, softmax_loss, softmax_statistics
+from headlab.ops.clusters import (
+    Cluster,
+    ClusterSpec,
+    HeadSpec,
+    cluster_loss,
+    cluster_statistics,
+)
+from headlab.ops.linear_logits import accumulator, block_logits
+
+
+class AdaptiveNormaliser(NamedTuple):
+    """log p = (t − max) − log_sum in each softmax, all [tokens]."""
+
+    head: Normaliser
+    log_tails: jax.Array  # [tokens, J]: log p_head of each tail
+    latents: tuple[jax.Array, ...]  # h · kernel_i, [tokens, width_i]
+    tails: tuple[Normaliser, ...]
+
+
+class Tail(nnx.Module):
+    """One tail's own arrays: a kernel `[d_model, width]` and rows `[padded size, width]`, None where they are tied."""
+
+    def __init__(self, kernel: jax.Array | None, weight: jax.Array | None):
+        self.kernel = None if kernel is None else nnx.Param(kernel)
+        self.weight = None if weight is None else nnx.Param(weight)
+
+
+class Adaptive(Head):
+    """An adaptive softmax over `vocab_size` tokens; see the module for its formula.
+
+    Training and scoring of given targets do the work of a token's own tail alone; the whole distribution
+    (`log_probs`, `top_k`, `entropy`) needs every tail for every position.
+    """
+
+    smoothing_refused: ClassVar[str | None] = (
+        "an adaptive softmax refuses it, for it needs the log-probability of every token at every position, and so the "
+        "work that the tails save; use another head, or no smoothing"
+    )
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        d_model: int,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+        token_counts: np.ndarray | None = None,
+        cutoffs: tuple[int, ...] | Literal["auto"] = "auto",
+        div_value: float = 4.0,
+        head_bias: bool = False,
+        cluster_offset: bool = True,
+        tied: bool = False,
+        tie_projections: bool = False,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        logits_dtype: Literal["float32", "bfloat16"] = "float32",
+    ):
+        """
+        Args:
+            token_counts: counts of the training text, [V]; tokens are ordered by them, equal ones by id. None: the
+                order of ids.
+            cutoffs: places of the order that end the shortlist and each tail but the last: strictly ascending, inside
+                1 … V − 1. () is one full softmax. "auto" chooses by `choose_cutoffs` and needs token_counts.
+            div_value: tail i = 1, 2, … has rows of width d_model // div_valueⁱ, at least 1; ≥ 1. 4 is the paper's.
+            head_bias: adds a learned bias to the products of the head (shortlist and tails), zero at first.
+            cluster_offset: adds the constant ln(size of tail) to each tail's logit, after the map. False is the
+                paper's, and PyTorch's.
+            tied: the rows of the shortlist and the tails are those of the model's `AdaptiveEmbedding` (Baevski & Auli
+                2019); what stands for the tails in the head, and the kernels, stay the head's own.
+            tie_projections: the kernels are those of the embedding too, transposed; needs `tied`.
+            softcap, logit_scale, logits_dtype: see `LinearHead`; for the products of head and tails alike.
+            vocab_multiple: the rows of the head's matrix and of each tail are padded to a multiple of this.
+            init_scale: rows start normal with standard deviation `init_scale / √width`, kernels with 1/√d_model.
+
+        Raises:
+            ValueError: naming the value and the range.
+        """
+        # The checks of these, and the spec, are those of a linear head.
+        plain = LinearHead(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            vocab_multiple=vocab_multiple,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            logits_dtype=logits_dtype,
+        )
+        if tie_projections and not tied:
+            raise ValueError("tie_projections is True and tied False; set tied=True, or neither")
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.cutoffs = resolve_cutoffs(
+            cutoffs,
+            vocab_size=vocab_size,
+            d_model=d_model,
+            div_value=div_value,
+            token_counts=token_counts,
+        )
+        self.sizes = band_sizes(self.cutoffs, vocab_size)
+        self.widths = band_widths(d_model, div_value, len(self.sizes))
+        self.spec = plain.spec
+        self.cluster_offset = cluster_offset
+        self.tied = tied
+        self.tie_projections = tie_projections
+        self.ties_to = "adaptive" if tied else "nothing"
+        self.order = None if tied else TokenOrder(self.cutoffs, vocab_size, token_counts)
+        self.tail_rows = tuple(padded_size(size, vocab_multiple) for size in self.sizes[1:])
+        self._make_parameters(rngs, vocab_multiple, init_scale, head_bias)
+
+    def _make_parameters(self, rngs, vocab_multiple, init_scale, head_bias):
+        n_tails = len(self.sizes) - 1
+        head_rows = padded_size(self.sizes[0] + n_tails, vocab_multiple)
+        # Tied, only what stands for the tails is the head's own.
+        real, rows = (n_tails, n_tails) if self.tied else (self.sizes[0] + n_tails, head_rows)
+        draw = init_rows(rngs.params(), real, rows, self.d_model, init_scale) if real else None
+        self.weight = None if draw is None else nnx.Param(draw)
+        self.bias = nnx.Param(jnp.zeros(head_rows)) if head_bias else None
+        tails = []
+        for size, rows, width in zip(self.sizes[1:], self.tail_rows, self.widths[1:], strict=True):
+            kernel = weight = None
+            if not self.tie_projections:
+                kernel = jax.random.normal(rngs.params(), (self.d_model, width))
+                kernel = kernel / self.d_model**0.5
+            if not self.tied:
+                weight = init_rows(rngs.params(), size, rows, width, init_scale)
+            tails.append(Tail(kernel, weight))
+        self.tails = nnx.List(tails)
+
+    # --- what the model builds for it ---------------------------------------------------------------------------
+
+    @classmethod
+    def resolve_options(cls, options: dict, *, vocab_size, d_model, token_counts) -> dict:
+        """The options with cutoffs "auto" turned into the numbers that these counts give."""
+        cutoffs = resolve_cutoffs(
+            options.get("cutoffs", "auto"),
+            vocab_size=vocab_size,
+            d_model=d_model,
+            div_value=options.get("div_value", 4.0),
+            token_counts=token_counts,
+        )
+        return {**options, "cutoffs": cutoffs}
+
+    @classmethod
+    def input_embedding(
+        cls,
+        *,
+        vocab_size: int,
+        d_model: int,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+        token_counts: np.ndarray | None = None,
+        **options: Any,
+    ) -> Embedding:
+        """The embedding that the model builds for this head: an adaptive one of the same bands where it is tied."""
+        given: Any = dict(rngs=rngs, vocab_multiple=vocab_multiple, init_scale=init_scale)
+        if not options.get("tied", False):
+            return super().input_embedding(vocab_size=vocab_size, d_model=d_model, **given)
+        bands = {key: options[key] for key in ("cutoffs", "div_value") if key in options}
+        return AdaptiveEmbedding(vocab_size, d_model, token_counts=token_counts, **given, **bands)
+
+    # --- its arrays ---------------------------------------------------------------------------------------------
+
+    def _bands(self, embedding):
+        """The embedding's bands, checked to be this head's."""
+        if not isinstance(embedding, AdaptiveEmbedding):
+            raise ValueError(
+                "a tied adaptive head needs the model's AdaptiveEmbedding: pass embedding=, not "
+                f"{type(embedding).__name__}"
+            )
+        found = tuple(band.weight.shape for band in embedding.bands)
+        rows = zip(self.tail_rows, self.widths[1:], strict=True)
+        shapes = ((embedding.bands[0].weight.shape[0], self.d_model), *rows)
+        if embedding.cutoffs != self.cutoffs or found != shapes:
+            raise ValueError(
+                f"the embedding has cutoffs {embedding.cutoffs} and bands {found}; the head has {self.cutoffs} and "
+                f"{shapes}: build both with the same cutoffs, div_value and vocab_multiple"
+            )
+        return embedding.bands
+
+    def _order(self, embedding) -> TokenOrder:
+        if self.order is None:
+            self._bands(embedding)
+            return embedding.order
+        return self.order
+
+    def _head(self, embedding):
+        """(rows (weight, bias, offset), spec) of the head: shortlist, tails, padding."""
+        shortlist = self.sizes[0]
+        parts = [] if self.weight is None else [self.weight[...]]
+        if self.tied:
+            parts.insert(0, self._bands(embedding)[0].weight[:shortlist])
+        joined = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        bias = None if self.bias is None else self.bias[: joined.shape[0]]
+        real = shortlist + len(self.tails)
+        offset = np.zeros(joined.shape[0])
+        if self.cluster_offset:
+            offset[shortlist:real] = np.log(self.sizes[1:])
+        constant = jnp.asarray(offset, accumulator(joined.dtype))
+        return (joined, bias, constant), HeadSpec(*self.spec._replace(vocab_size=real))
+
+    def _clusters(self, embedding) -> tuple[Cluster, ...]:
+        tails: Any = self.tails
+        bands = self._bands(embedding)[1:] if self.tied else tails
+        kernels = (
+            [band.kernel[...].T for band in bands]
+            if self.tie_projections
+            else [tail.kernel[...] for tail in tails]
+        )
+        return tuple(Cluster(k, band.weight[...]) for k, band in zip(kernels, bands, strict=True))
+
+    def _cluster_spec(self) -> ClusterSpec:
+        return ClusterSpec(self.sizes[1:], *self.spec[1:])
+
+    def _places(self, ids, embedding):
+        """(row in the head, tail 0 … J−1, row in the tail) of each id, all [...].
+
+        An id outside [0, V) has the row −1 in the head, and like one of the shortlist the tail −1, which is none.
+        """
+        known, band, row = self._order(embedding).locate(ids)
+        head = jnp.where(band == 0, row, self.sizes[0] - 1 + band)
+        return jnp.where(known, head, -1), jnp.where(known, band, 0) - 1, row
+
+    # --- the contract -------------------------------------------------------------------------------------------
+
+    def segments(self) -> tuple[Segment, ...]:
+        names = ("shortlist", *(f"tail {i}" for i in range(1, len(self.sizes))))
+        return tuple(map(Segment, names, self.sizes))
+
+    def normalise(self, h, embedding) -> AdaptiveNormaliser:
+        """Every softmax at every position; the log-probability of each tail from the few rows of the head's."""
+        nobody = jnp.zeros(h.shape[0], jnp.int32)
+        rows, spec = self._head(embedding)
+        stats = softmax_statistics(h, rows, nobody, spec)
+        head = Normaliser(stats.max, stats.log_sum)
+        latents, tails = [], []
+        for size, cluster in zip(self.sizes[1:], self._clusters(embedding), strict=True):
+            latents.append(linear(h, cluster.kernel))
+            own = self.spec._replace(vocab_size=size)
+            stats = linear_statistics(latents[-1], cluster.weight, None, nobody, own)
+            tails.append(Normaliser(stats.max, stats.log_sum))
+        log_tails = self._head_block(h, head, self.sizes[0], len(tails), embedding)
+        return AdaptiveNormaliser(head, log_tails, tuple(latents), tuple(tails))
+
+    def _head_block(self, h, norm: Normaliser, start, size, embedding):
+        """Log-probabilities [tokens, size] of rows of the head's softmax."""
+        rows, spec = self._head(embedding)
+        block = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
+        logits = spec.logits(spec.products(h, block)).T
+        return (logits - norm.max[:, None]) - norm.log_sum[:, None]
+
+    def log_prob_block(self, h, norm, segment, start, size, embedding):
+        i = self.segments().index(segment)
+        begin = (0, *self.cutoffs)[i]
+        places = begin + start
+        ids = jax.lax.dynamic_slice_in_dim(self._order(embedding).token[...], places, size)
+        if i == 0:
+            return self._head_block(h, norm.head, start, size, embedding), ids
+        weight = self._clusters(embedding)[i - 1].weight
+        rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
+        tail = norm.tails[i - 1]
+        logits = block_logits(norm.latents[i - 1], rows, None, self.spec)
+        within = (logits - tail.max[:, None]) - tail.log_sum[:, None]
+        return norm.log_tails[:, i - 1, None] + within, ids
+
+    def log_prob_at(self, h, norm, ids, embedding):
+        head_row, own, tail_row = self._places(ids, embedding)
+        rows, spec = self._head(embedding)
+        found = _each(spec, h, jax.tree.map(lambda a: jnp.take(a, head_row, axis=0), rows))
+        found = (found - norm.head.max) - norm.head.log_sum
+        for i, cluster in enumerate(self._clusters(embedding)):
+            mine = own == i
+            weight = jnp.take(cluster.weight, jnp.where(mine, tail_row, 0), axis=0)
+            logits = _each(self.spec, norm.latents[i], (weight, None))
+            within = (logits - norm.tails[i].max) - norm.tails[i].log_sum
+            found = found + jnp.where(mine, within, 0)
+        return jnp.where(head_row >= 0, found, jnp.nan)
+
+    def z_penalty(self, norm):
+        """lse_head² + Σ_i p_head(tail i)·lse_i², what a token drawn from the head itself would be charged on average.
+
+        The loss charges a token lse_head², and lse_i² if it is in tail i, which needs no other tail.
+        """
+        penalty = (norm.head.max + norm.head.log_sum) ** 2
+        for i, tail in enumerate(norm.tails):
+            penalty = penalty + jnp.exp(norm.log_tails[:, i]) * (tail.max + tail.log_sum) ** 2
+        return penalty
+
+    def _nll(self, h, targets, embedding):
+        head_row, own, tail_row = self._places(targets, embedding)
+        rows, spec = self._head(embedding)
+        head = softmax_statistics(h, rows, head_row, spec)
+        clusters = self._clusters(embedding)
+        tails = cluster_statistics(h, clusters, own, tail_row, self._cluster_spec())
+        return head.nll + tails.nll
+
+    def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
+        """The sums, and "tail_tokens", the number of counted tokens that are in a tail."""
+        head_row, own, tail_row = self._places(targets, embedding)
+        own = jnp.where(where, own, -1)
+        z = dict(z_loss_weight=z_loss_weight)
+        rows, spec = self._head(embedding)
+        head = softmax_loss(h, rows, head_row, where, spec, **z)
+        clusters = self._clusters(embedding)
+        tails = cluster_loss(h, clusters, own, tail_row, self._cluster_spec(), **z)
+        in_tails = jnp.sum(own >= 0, dtype=head.nats.dtype)
+        return Loss(
+            head.objective + tails.objective,
+            head.nats + tails.nats,
+            head.weight,
+            {"tail_tokens": in_tails},
+        )
+
+    # --- what it is and costs -----------------------------------------------------------------------------------
+
+    def rank_bound(self) -> int | None:
+        """The lesser of two bounds, and of V; a soft cap is not linear and promises nothing.
+
+        A column of log p is one linear in h (d_model dimensions), plus −lse_head at every column and log p(tail) − lse
+        of each tail at the columns of that tail: d_model + 1 + J + [head bias], where a tail of one token adds no
+        dimension, for its column is that of the head. Or the columns of the shortlist, and of each tail the fewer of
+        its tokens and width + 1.
+        """
+        if self.spec.logit_map.softcap is not None:
+            return None
+        wide_tails = sum(size > 1 for size in self.sizes[1:])
+        together = self.d_model + 1 + wide_tails + (self.bias is not None)
+        pairs = zip(self.sizes[1:], self.widths[1:], strict=True)
+        apart = self.sizes[0] + sum(min(size, width + 1) for size, width in pairs)
+        return min(self.vocab_size, together, apart)
+
+    def cost(self, mode: Mode, token_counts: np.ndarray | None = None) -> HeadCost:
+        """The head for every token, and each tail for the share of tokens that are in it.
+
+        2·d·(shortlist + J) operations a token, and 2·(d·width_i + width_i·size_i) a token of tail i; three times that
+        in training. The shares are those of `token_counts`, or without them those of equally frequent tokens. Decoding
+        needs the whole distribution: every tail for every token.
+        """
+        shares = np.ones(len(self.sizes)) if mode == "decoding" else self._shares(token_counts)
+        n_tails = len(self.sizes) - 1
+        rows = self.sizes[0] + n_tails
+        matrix = self.d_model * rows
+        bias = rows if self.bias is not None else 0
+        flops, read = 2.0 * matrix, matrix + bias
+        own = bias + (self.d_model * n_tails if self.tied else matrix)
+        for size, width, share in zip(self.sizes[1:], self.widths[1:], shares[1:], strict=True):
+            kernel, weight = self.d_model * width, width * size
+            flops += 2.0 * share * (kernel + weight)
+            read += kernel + weight
+            own += (0 if self.tie_projections else kernel) + (0 if self.tied else weight)
+        return HeadCost(own, float(flops * passes(mode)), 4.0 * read)
+
+    def _shares(self, token_counts) -> np.ndarray:
+        """The share of tokens in each band."""
+        counts = check_counts(token_counts, self.vocab_size)
+        if counts is None or not counts.sum():
+            counts = np.ones(self.vocab_size)
+        return np.add.reduceat(np.sort(counts)[::-1], (0, *self.cutoffs)) / counts.sum()
+
+
+def _each(spec, h, rows):
+    """The logit of each token's own row."""
+
+    def one(h, row):
+        block = jax.tree.map(lambda a: a[None], row)
+        return spec.logits(spec.products(h[None], block))[0, 0]
+
+    return jax.vmap(one)(h, rows)
