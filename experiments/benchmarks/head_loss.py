@@ -131,8 +131,10 @@ def _losses() -> dict[str, Callable[..., jax.Array]]:
 def _tokamax() -> Any:
     try:
         import tokamax
+        from absl import flags
     except ImportError:
         return None
+    flags.FLAGS.mark_as_parsed()  # else tokamax reads this command's arguments as its own
     return tokamax
 
 

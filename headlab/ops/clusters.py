@@ -56,12 +56,12 @@ class ClusterSpec(NamedTuple):
 
     def token_block_of(self, tokens: int) -> int:
         """Tokens of a block among so many."""
-        return max(1, min(self.token_block or blocks._setting(_TOKEN_BLOCK), tokens))
+        return max(1, min(self.token_block or blocks.setting(_TOKEN_BLOCK), tokens))
 
     def linear(self, cluster: int, tokens: int) -> LinearSpec:
         """The softmax of one cluster, with the blocks in which it is walked for so many tokens."""
         token_block = self.token_block_of(tokens)
-        fitting = max(blocks._setting(_BLOCK_LOGITS) // token_block, 1024)
+        fitting = max(blocks.setting(_BLOCK_LOGITS) // token_block, 1024)
         vocab_block = self.vocab_block or fitting
         size = self.sizes[cluster]
         return LinearSpec(size, self.logit_map, self.logits_dtype, token_block, vocab_block)
@@ -219,8 +219,8 @@ def _zeros(shape, h, clusters, own):
 
 def _block_statistics(block: _Block) -> blocks.Statistics:
     rows = (block.cluster.weight, None)
-    running = blocks._walk(block.latent, rows, block.rows, block.spec, block.latent.shape[0])
-    return blocks._finish(running, block.rows, block.spec)
+    running = blocks.walk_rows(block.latent, rows, block.rows, block.spec, block.latent.shape[0])
+    return blocks.finish(running, block.rows, block.spec)
 
 
 def _block_gradients(block: _Block, stats, nll, log_sum, sums: Cluster):
@@ -232,9 +232,9 @@ def _block_gradients(block: _Block, stats, nll, log_sum, sums: Cluster):
 
     def step(carry, start, size):
         dlatent, dweight = carry
-        part = blocks._rows_of_block((weight, None), start, size)
+        part = blocks.rows_of_block((weight, None), start, size)
         z = spec.products(latent, part)
-        dlogits = blocks._dlogits(spec.logits(z), start, block.rows, stats, g, spec)
+        dlogits = blocks.dlogits_of(spec.logits(z), start, block.rows, stats, g, spec)
         more, (drows, _) = spec.pull(latent, part, z, dlogits)
         return dlatent + more, add_rows(dweight, drows, start)
 

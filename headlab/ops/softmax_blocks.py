@@ -91,13 +91,16 @@ class _Running(NamedTuple):
 
 # A block of logits of about this many bytes stays in a CPU's outer cache; accelerators want larger matrix multiplies.
 _BLOCK_BYTES = {"cpu": 8 << 20, "gpu": 128 << 20, "tpu": 64 << 20}
-# With fewer tokens than this beside all rows, adding to the gradient of all rows costs more than a fourth multiply.
-_FEWEST_TOKENS = {"cpu": 64, "gpu": 1024, "tpu": 512}
+# With fewer tokens than this beside all rows, adding to the gradient of all rows costs more than a larger block does.
+_FEWEST_TOKENS = {"cpu": 256, "gpu": 1024, "tpu": 512}
+# The largest block with all rows; with more rows, a fourth multiply costs less.
+_LARGEST_BLOCK_BYTES = {"cpu": 32 << 20, "gpu": 512 << 20, "tpu": 256 << 20}
 # Gradients made in the forward pass are held once more than the caller's; larger ones are made in the backward pass.
 _LARGEST_HELD = 128 << 20
 
 
-def _setting(table: dict[str, int]) -> int:
+def setting(table: dict[str, int]) -> int:
+    """The entry for the device that JAX computes on."""
     return table.get(jax.default_backend(), table["gpu"])
 
 
@@ -106,12 +109,15 @@ def _count(tree: Any) -> int:
 
 
 def block_sizes(tokens: int, rows: int, spec: Spec) -> tuple[int, int]:
-    """(token_block, vocab_block): the given ones, or such that a block of logits has about the size of a cache."""
-    budget = _setting(_BLOCK_BYTES) // 4
-    most = max(budget // _setting(_FEWEST_TOKENS), 1)
+    """(token_block, vocab_block): the given ones, or such that a block of logits has about the size of a cache.
+
+    All rows are one block where that leaves room for enough tokens, else blocks of 1,024 rows.
+    """
+    budget, fewest = setting(_BLOCK_BYTES) // 4, setting(_FEWEST_TOKENS)
+    most = setting(_LARGEST_BLOCK_BYTES) // 4 // fewest
     vocab_block = spec.vocab_block or (rows if rows <= most else 1024)
     vocab_block = max(1, min(vocab_block, rows))
-    fitting = max(budget // vocab_block, 8)
+    fitting = max(budget // vocab_block, fewest)
     # Blocks of equal size, so that no small remainder pays for a whole loop body.
     fitting = math.ceil(tokens / math.ceil(max(tokens, 1) / fitting))
     return max(1, min(spec.token_block or fitting, tokens)), vocab_block
@@ -142,7 +148,7 @@ def _statistics(h, rows, targets, spec):
     token_block, _ = block_sizes(_count(h), _count(rows), spec)
 
     def one(h, targets):
-        return _finish(_walk(h, rows, targets, spec, token_block), targets, spec)
+        return finish(walk_rows(h, rows, targets, spec, token_block), targets, spec)
 
     return map_blocks(one, token_block, h, targets)
 
@@ -174,13 +180,13 @@ def _gradients(h, rows, targets, stats: Statistics, g: Statistics, spec: Spec):
 
     def rows_step(carry, start, size):
         dh, drows = carry
-        block = _rows_of_block(rows, start, size)
+        block = rows_of_block(rows, start, size)
 
         def tokens_step(carry, token_start, token_size):
             dh, dblock = carry
             part, own_targets, own_stats, own_g = slice_rows(tokens, token_start, token_size)
             z = spec.products(part, block)
-            dlogits = _dlogits(spec.logits(z), start, own_targets, own_stats, own_g, spec)
+            dlogits = dlogits_of(spec.logits(z), start, own_targets, own_stats, own_g, spec)
             more_h, more = spec.pull(part, block, z, dlogits)
             return add_rows(dh, more_h, token_start), jax.tree.map(jnp.add, dblock, more)
 
@@ -252,7 +258,7 @@ def _loss_forward(h, rows, targets, where, spec, z_loss_weight, label_smoothing)
     def one(drows, h, targets, where):
         z = spec.products(h, rows)
         logits = spec.logits(z)
-        stats = _finish(_advance(_start(h, rows), logits, 0, targets, spec), targets, spec)
+        stats = finish(_advance(_start(h, rows), logits, 0, targets, spec), targets, spec)
         objective, nats = _objective(stats, where, z_loss_weight, label_smoothing)
         counted = where.astype(logits.dtype)
         g = Statistics(
@@ -261,7 +267,7 @@ def _loss_forward(h, rows, targets, where, spec, z_loss_weight, label_smoothing)
             log_sum=counted * 2 * z_loss_weight * (stats.max + stats.log_sum),
             uniform_nll=counted * label_smoothing,
         )
-        dh, more = spec.pull(h, rows, z, _dlogits(logits, 0, targets, stats, g, spec))
+        dh, more = spec.pull(h, rows, z, dlogits_of(logits, 0, targets, stats, g, spec))
         return jax.tree.map(jnp.add, drows, more), (dh, objective, nats)
 
     zeros = _zeros(rows, h, rows, where)
@@ -283,13 +289,13 @@ _loss.defvjp(_loss_forward, _loss_backward)
 # --- one block ---------------------------------------------------------------------------------------------------
 
 
-def _walk(h, rows, targets, spec: Spec, token_block: int) -> _Running:
+def walk_rows(h, rows, targets, spec: Spec, token_block: int) -> _Running:
     """The running statistics of a block of tokens after all blocks of the vocabulary."""
     total = _count(rows)
     _, vocab_block = block_sizes(token_block, total, spec)
 
     def step(running, start, size):
-        block = _rows_of_block(rows, start, size)
+        block = rows_of_block(rows, start, size)
         return _advance(running, spec.logits(spec.products(h, block)), start, targets, spec)
 
     return fold_slices(step, vocab_block, total, _start(h, rows))
@@ -325,14 +331,15 @@ def _finite(x: Array) -> Array:
     return jnp.where(jnp.isneginf(x), 0, x)
 
 
-def _finish(running: _Running, targets, spec: Spec) -> Statistics:
+def finish(running: _Running, targets, spec: Spec) -> Statistics:
+    """The statistics of tokens whose rows have all been seen."""
     shift = _finite(running.max)
     log_sum = jnp.log(running.sum_exp)
     nll = jnp.where(_known(targets, spec), log_sum - (running.target - shift), jnp.nan)
     return Statistics(nll, shift, log_sum, log_sum - running.centred / spec.vocab_size)
 
 
-def _dlogits(logits, start, targets, stats: Statistics, g: Statistics, spec: Spec):
+def dlogits_of(logits, start, targets, stats: Statistics, g: Statistics, spec: Spec):
     """The gradient in the logits of the statistics weighted by the cotangents `g`.
 
     (g_nll + g_log_sum + g_uniform)·p_v − g_nll·[v = target] − g_uniform/V, zero in padded rows.
@@ -354,7 +361,7 @@ def _or_nan(g, targets, spec: Spec):
     return jnp.where(_known(targets, spec) | (g == 0), g, jnp.nan)
 
 
-def _rows_of_block(rows: Any, start, size: int) -> Any:
+def rows_of_block(rows: Any, start, size: int) -> Any:
     """Rows start … start+size−1, tied to `start`: else XLA on CPU converts all of bfloat16 rows before a loop."""
     if isinstance(start, jax.Array):
         rows, start = jax.lax.optimization_barrier((rows, start))
