@@ -40,7 +40,6 @@ class AdaptiveNormaliser(NamedTuple):
 
     head: Normaliser
     log_tails: jax.Array  # [tokens, J]: log p_head of each tail
-    latents: tuple[jax.Array, ...]  # h · kernel_i, [tokens, width_i]
     tails: tuple[Normaliser, ...]
 
 
@@ -259,15 +258,15 @@ class Adaptive(Head):
         nobody = jnp.zeros(h.shape[0], jnp.int32)
         rows, spec = self._head(embedding)
         stats = softmax_statistics(h, rows, nobody, spec)
-        head = Normaliser(stats.max, stats.log_sum)
-        latents, tails = [], []
+        head = Normaliser(h, stats.max, stats.log_sum)
+        tails = []
         for size, cluster in zip(self.sizes[1:], self._clusters(embedding), strict=True):
-            latents.append(linear(h, cluster.kernel))
+            latent = linear(h, cluster.kernel)
             own = self.spec._replace(vocab_size=size)
-            stats = linear_statistics(latents[-1], cluster.weight, None, nobody, own)
-            tails.append(Normaliser(stats.max, stats.log_sum))
+            stats = linear_statistics(latent, cluster.weight, None, nobody, own)
+            tails.append(Normaliser(latent, stats.max, stats.log_sum))
         log_tails = self._head_block(h, head, self.sizes[0], len(tails), embedding)
-        return AdaptiveNormaliser(head, log_tails, tuple(latents), tuple(tails))
+        return AdaptiveNormaliser(head, log_tails, tuple(tails))
 
     def _head_block(self, h, norm: Normaliser, start, size, embedding):
         """Log-probabilities [tokens, size] of rows of the head's softmax."""
@@ -286,7 +285,7 @@ class Adaptive(Head):
         weight = self._clusters(embedding)[i - 1].weight
         rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
         tail = norm.tails[i - 1]
-        logits = block_logits(norm.latents[i - 1], rows, None, self.spec)
+        logits = block_logits(tail.context, rows, None, self.spec)
         within = (logits - tail.max[:, None]) - tail.log_sum[:, None]
         return norm.log_tails[:, i - 1, None] + within, ids
 
@@ -298,7 +297,7 @@ class Adaptive(Head):
         for i, cluster in enumerate(self._clusters(embedding)):
             mine = own == i
             weight = jnp.take(cluster.weight, jnp.where(mine, tail_row, 0), axis=0)
-            logits = _each(self.spec, norm.latents[i], (weight, None))
+            logits = _each(self.spec, norm.tails[i].context, (weight, None))
             within = (logits - norm.tails[i].max) - norm.tails[i].log_sum
             found = found + jnp.where(mine, within, 0)
         return jnp.where(head_row >= 0, found, jnp.nan)

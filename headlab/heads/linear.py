@@ -18,10 +18,11 @@ from headlab.ops import LinearSpec, LogitMap, block_logits, linear_loss, linear_
 
 
 class Normaliser(NamedTuple):
-    """log p(v) = (t_v − max) − log_sum, both [tokens]."""
+    """log p(v) = (t_v − max) − log_sum, with t the logits of the context."""
 
-    max: jax.Array
-    log_sum: jax.Array
+    context: jax.Array  # what rows are multiplied by, [tokens, width]
+    max: jax.Array  # [tokens]
+    log_sum: jax.Array  # [tokens]
 
 
 class LinearHead(Head):
@@ -77,20 +78,25 @@ class LinearHead(Head):
     def _arrays(self, embedding):
         return self._weight(embedding), None if self.bias is None else self.bias[...]
 
+    def _context(self, h) -> jax.Array:
+        """What the rows of the weight are multiplied by: h, or what a subclass makes of it."""
+        return h
+
     def segments(self) -> tuple[Segment, ...]:
         return (Segment("vocabulary", self.vocab_size),)
 
     def normalise(self, h, embedding) -> Normaliser:
         nobody = jnp.zeros(h.shape[0], jnp.int32)  # only the normaliser is read, not the nll
         weight, bias = self._arrays(embedding)
-        statistics = linear_statistics(h, weight, bias, nobody, self.spec)
-        return Normaliser(statistics.max, statistics.log_sum)
+        context = self._context(h)
+        statistics = linear_statistics(context, weight, bias, nobody, self.spec)
+        return Normaliser(context, statistics.max, statistics.log_sum)
 
     def log_prob_block(self, h, norm, segment, start, size, embedding):
         weight, bias = self._arrays(embedding)
         rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
         block_bias = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size)
-        logits = block_logits(h, rows, block_bias, self.spec)
+        logits = block_logits(norm.context, rows, block_bias, self.spec)
         ids = start + jnp.arange(size, dtype=jnp.int32)
         return (logits - norm.max[:, None]) - norm.log_sum[:, None], ids
 
@@ -101,7 +107,7 @@ class LinearHead(Head):
         rows = jnp.take(weight, safe, axis=0)
         own_bias = None if bias is None else jnp.take(bias, safe)[:, None]
         logits = jax.vmap(lambda h, row, b: block_logits(h[None], row[None], b, self.spec)[0, 0])(
-            h, rows, own_bias
+            norm.context, rows, own_bias
         )
         return jnp.where(known, (logits - norm.max) - norm.log_sum, jnp.nan)
 
@@ -110,12 +116,12 @@ class LinearHead(Head):
 
     def _nll(self, h, targets, embedding):
         weight, bias = self._arrays(embedding)
-        return linear_statistics(h, weight, bias, targets, self.spec).nll
+        return linear_statistics(self._context(h), weight, bias, targets, self.spec).nll
 
     def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
         weight, bias = self._arrays(embedding)
         sums = linear_loss(
-            h,
+            self._context(h),
             weight,
             bias,
             targets,

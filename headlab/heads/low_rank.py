@@ -1,22 +1,14 @@
 """A linear softmax whose matrix is a product of two narrow ones, weight = A·B."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 from flax import nnx
 
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import Embedding, Factorised, init_rows
-from headlab.heads.base import Loss
-from headlab.heads.linear import LinearHead, Normaliser
+from headlab.heads.linear import LinearHead
 from headlab.ops import linear
-
-
-class ContextNormaliser(NamedTuple):
-    """The narrow context h·Bᵀ, [tokens, rank], and what its softmax is normalised by."""
-
-    context: jax.Array
-    linear: Normaliser
 
 
 class LowRank(LinearHead):
@@ -108,26 +100,6 @@ class LowRank(LinearHead):
 
     def _context(self, h):
         return linear(h, self.kernel[...])
-
-    def normalise(self, h, embedding) -> ContextNormaliser:  # type: ignore[override]
-        context = self._context(h)
-        return ContextNormaliser(context, super().normalise(context, embedding))
-
-    def log_prob_block(self, h, norm, segment, start, size, embedding):
-        return super().log_prob_block(norm.context, norm.linear, segment, start, size, embedding)
-
-    def log_prob_at(self, h, norm, ids, embedding):
-        return super().log_prob_at(norm.context, norm.linear, ids, embedding)
-
-    def z_penalty(self, norm):
-        return super().z_penalty(norm.linear)
-
-    def _nll(self, h, targets, embedding):
-        return super()._nll(self._context(h), targets, embedding)
-
-    def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
-        context = self._context(h)
-        return super()._loss(context, targets, where, embedding, z_loss_weight, label_smoothing)
 
     def rank_bound(self) -> int | None:
         """rank + 1, with a bias rank + 2 (Yang et al. 2018); None with a soft cap, which is not linear."""

@@ -81,8 +81,7 @@ class Mixtape(LinearHead):
             n_experts: K, a power of two. One expert has no gates and is a linear head over c_1.
             d_latent: width of the contexts and of w, ≥ 1; None is d_model.
             d_gate: width of v, ≥ 1.
-            frequent_share: share of tokens with gates of their own, in (0, 1]; rounded, one token at least. The paper
-                has a tenth.
+            frequent_share: share of tokens with gates of their own, in (0, 1]; rounded, one token at least.
             tied: take the model's input embedding for w; needs d_latent = d_model. The table is in the order of ids:
                 each pass gathers it into the order of frequency, which takes a copy of it. Own rows are stored in that
                 order and start normal with standard deviation `init_scale / √d_latent`.

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode
 from headlab.heads.base import Loss
-from headlab.heads.linear import Normaliser
 from headlab.heads.output_matrix import OutputMatrix, Projection
 from headlab.ops import block_logits, linear_loss, linear_statistics
 
@@ -28,13 +27,6 @@ class MixtureNormaliser(NamedTuple):
     log_prior: jax.Array  # [tokens, K]
     max: jax.Array  # [tokens, K]
     log_sum: jax.Array  # [tokens, K]
-
-
-class ContextNormaliser(NamedTuple):
-    """The mixed context, [tokens, d_latent], and what its softmax is normalised by."""
-
-    context: jax.Array
-    linear: Normaliser
 
 
 class Mixture(OutputMatrix):
@@ -208,21 +200,8 @@ class MixtureOfContexts(Mixture):
         mixed = jnp.sum(jnp.exp(log_prior)[..., None] * contexts, axis=1)
         return mixed.astype(h.dtype), log_prior
 
-    def normalise(self, h, embedding):
-        context, _ = self._mixed(h)
-        return ContextNormaliser(context, super().normalise(context, embedding))
-
-    def log_prob_block(self, h, norm, segment, start, size, embedding):
-        return super().log_prob_block(norm.context, norm.linear, segment, start, size, embedding)
-
-    def log_prob_at(self, h, norm, ids, embedding):
-        return super().log_prob_at(norm.context, norm.linear, ids, embedding)
-
-    def z_penalty(self, norm):
-        return super().z_penalty(norm.linear)
-
-    def _nll(self, h, targets, embedding):
-        return super()._nll(self._mixed(h)[0], targets, embedding)
+    def _context(self, h):
+        return self._mixed(h)[0]
 
     def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
         context, log_prior = self._mixed(h)

@@ -288,7 +288,7 @@ def test_sharing_gates_saves_most_of_the_work():
 
 
 def test_no_array_of_all_logits_of_an_expert_is_held():
-    tokens, vocab, width = 1 << 10, 1 << 16, 8
+    tokens, vocab, width = 1 << 12, 1 << 16, 8
     head = _build(vocab_size=vocab, d_model=width, token_counts=None, frequent_share=0.5)
     graph, params, constants = nnx.split(head, nnx.Param, Constant)
     h = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
