@@ -176,7 +176,7 @@ class Head(nnx.Module):
             objective = nll
             if label_smoothing:
                 mean = (
-                    self._fold(h, norm, embedding, jnp.zeros_like(nll), _add_real) / self.vocab_size
+                    self._fold(h, norm, embedding, jnp.zeros_like(nll), add_real) / self.vocab_size
                 )
                 objective = (1 - label_smoothing) * nll - label_smoothing * mean
             if z_loss_weight:
@@ -337,7 +337,8 @@ class Head(nnx.Module):
         return step
 
 
-def _add_real(total, block, ids):
+def add_real(total, block, ids):
+    """The step of `_fold` that sums the log-probabilities of all real tokens."""
     return total + jnp.sum(block, axis=1)
 
 

@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode
-from headlab.heads.base import Loss
+from headlab.heads.base import Loss, add_real
 from headlab.heads.output_matrix import OutputMatrix, Projection
 from headlab.ops import block_logits, linear_loss, linear_statistics
 
@@ -162,7 +162,7 @@ class MixtureOfSoftmaxes(Mixture):
         nll = -logsumexp(log_prior - statistics.nll, axis=1)
         objective = nll
         if label_smoothing:
-            total = self._fold(h, norm, embedding, jnp.zeros_like(nll), _add)
+            total = self._fold(h, norm, embedding, jnp.zeros_like(nll), add_real)
             uniform_nll = -total / self.vocab_size
             objective = (1 - label_smoothing) * nll + label_smoothing * uniform_nll
         if z_loss_weight:
@@ -227,7 +227,3 @@ def _mix(logits, norm: MixtureNormaliser):
     """log p, [tokens, size], of every expert's logits [tokens, K, size]."""
     own = (logits - norm.max[..., None]) - norm.log_sum[..., None]
     return logsumexp(norm.log_prior[..., None] + own, axis=1)
-
-
-def _add(total, block, ids):
-    return total + jnp.sum(block, axis=1)

@@ -11,13 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from headlab.costs import HeadCost, Mode
+from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import init_rows
 from headlab.heads.linear import LinearHead
 from headlab.ops import linear
-
-# A training step multiplies three times with every matrix: forward, and for the gradients of both factors.
-_PASSES = {"training": 3, "scoring": 1, "decoding": 1}
 
 
 def latent_width(d_latent: int | None, d_model: int, *, tied: bool) -> int:
@@ -50,9 +47,7 @@ def matrix_cost(mode: Mode, *, own: int, read: int, multiplied: int) -> HeadCost
 
     Forward 2 · multiplied operations a token, in training three times that.
     """
-    if mode not in _PASSES:
-        raise ValueError(f"mode is {mode!r}; it must be 'training', 'scoring' or 'decoding'")
-    return HeadCost(own, 2.0 * _PASSES[mode] * multiplied, 4.0 * read)
+    return HeadCost(own, 2.0 * passes(mode) * multiplied, 4.0 * read)
 
 
 class Projection(nnx.Module):
