@@ -5,7 +5,7 @@ use the same convention, so that a comparison of the two compares the matrix alo
 et al. 2017; the soft cap: Gemma 2 (Google DeepMind 2024).
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,19 @@ class Normaliser(NamedTuple):
     context: jax.Array  # what rows are multiplied by, [tokens, width]
     max: jax.Array  # [tokens]
     log_sum: jax.Array  # [tokens]
+
+
+def tied_weight(embedding: Any, shape: tuple[int, int], vocab_size: int) -> jax.Array:
+    """The table's rows; ValueError where there is no table, its shape is another, or it is of another vocabulary."""
+    if embedding is None:
+        raise ValueError("a tied head needs the model's input embedding: pass embedding=")
+    weight = embedding.weight[...]
+    if weight.shape != shape or embedding.vocab_size != vocab_size:
+        raise ValueError(
+            f"the embedding table is {weight.shape} of {embedding.vocab_size} tokens; a tied head of "
+            f"{vocab_size} tokens needs {shape}"
+        )
+    return weight
 
 
 class LinearHead(Head):
@@ -178,15 +191,7 @@ class Tied(LinearHead):
         )
 
     def _weight(self, embedding) -> jax.Array:
-        if embedding is None:
-            raise ValueError("a tied head needs the model's input embedding: pass embedding=")
-        weight = embedding.weight[...]
-        if weight.shape != (self.rows, self.d_model) or embedding.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"the embedding table is {weight.shape} of {embedding.vocab_size} tokens; a tied head of "
-                f"{self.vocab_size} tokens needs {(self.rows, self.d_model)}"
-            )
-        return weight
+        return tied_weight(embedding, (self.rows, self.d_model), self.vocab_size)
 
     def _own_matrix(self) -> int:
         return 0

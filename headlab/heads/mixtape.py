@@ -19,8 +19,8 @@ from headlab.costs import HeadCost, Mode
 from headlab.embeddings import init_rows, padded_size
 from headlab.embeddings.adaptive import TokenOrder
 from headlab.heads.base import Loss, Segment
-from headlab.heads.linear import LinearHead
-from headlab.heads.output_matrix import Projection, latent_width, matrix_cost, tied_weight
+from headlab.heads.linear import LinearHead, tied_weight
+from headlab.heads.output_matrix import Projection, latent_width, matrix_cost
 from headlab.ops import LinearSpec, Statistics, block_logits, linear_statistics
 from headlab.ops.mixtape import (
     MixtapeRows,

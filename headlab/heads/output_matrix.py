@@ -4,7 +4,7 @@ What sigsoftmax, the mixtures and mixtape have in common: they differ in how con
 products with rows, not in where the rows live.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import init_rows
-from headlab.heads.linear import LinearHead
+from headlab.heads.linear import LinearHead, tied_weight
 from headlab.ops import linear
 
 
@@ -28,18 +28,6 @@ def latent_width(d_latent: int | None, d_model: int, *, tied: bool) -> int:
             "the table's rows: leave d_latent at None, or set tied=False"
         )
     return width
-
-
-def tied_weight(embedding: Any, shape: tuple[int, int], vocab_size: int) -> jax.Array:
-    """The table's rows; ValueError where there is no table or its shape is another."""
-    if embedding is None:
-        raise ValueError("a tied head needs the model's input embedding: pass embedding=")
-    weight = embedding.weight[...]
-    if weight.shape != shape:
-        raise ValueError(
-            f"the embedding table is {weight.shape}; a tied head of {vocab_size} tokens needs {shape}"
-        )
-    return weight
 
 
 def matrix_cost(mode: Mode, *, own: int, read: int, multiplied: int) -> HeadCost:
