@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headlab.errors import HeadlabError, UsageError
+from headlab.sharding import is_rows
 
 _SHOWN = 8  # paths that an error lists of each kind
 
@@ -46,7 +47,7 @@ def best_checkpoint(directory: str | os.PathLike[str]) -> int | None:
 
 
 def read_checkpoint(
-    path: str | os.PathLike[str], target: Any, *, under: str = ""
+    path: str | os.PathLike[str], target: Any, *, under: str = "", vocab_size: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """(tree, metadata) of the checkpoint in the directory `path`, every byte of it verified.
 
@@ -56,18 +57,26 @@ def read_checkpoint(
         structure and shardings (the default device where a leaf has none), whatever mesh they
         were saved from.
       under: read only the part of the checkpoint at this path, such as "params".
+      vocab_size: the number of real tokens. Given, arrays of rows of the vocabulary (see
+        `headlab.sharding.is_rows`) may have another padding in `target` than in the checkpoint,
+        and rows of zeros are added or taken away; None: their shapes must agree.
 
     Raises:
-      UsageError: the leaves saved are not those of `target`, in name, shape and dtype.
+      UsageError: the leaves saved are not those of `target`, in name, shape and dtype, or they
+        are of another vocabulary.
       CorruptCheckpoint: the files are damaged or incomplete.
     """
     record = read_record(path)
     prefix = f"{under}/" if under else ""
     saved = {name: leaf for name, leaf in record["leaves"].items() if name.startswith(prefix)}
     wanted = {prefix + name: leaf for name, leaf in named_leaves(target).items()}
-    _check_structure(path, saved, wanted)
+    _check_vocabulary(path, record["metadata"], vocab_size)
+    _check_structure(path, saved, wanted, padded=vocab_size is not None)
     host = _read_arrays(Path(path).absolute(), saved)  # Orbax refuses a relative path
-    leaves = [_place(host.pop(name), leaf) for name, leaf in wanted.items()]
+    leaves = [
+        _place(_with_rows(path, name, host.pop(name), leaf.shape), leaf)
+        for name, leaf in wanted.items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(target), leaves), record["metadata"]
 
 
@@ -226,14 +235,43 @@ def _place(host: np.ndarray, target: Any) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
 
 
+def _with_rows(path: Any, name: str, host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array with as many rows as wanted: rows of zeros are added, or taken away."""
+    if host.shape == tuple(shape):
+        return host
+    rows = shape[0]
+    if np.any(host[rows:]):
+        raise UsageError(
+            f"checkpoint {path}: {name!r} has {host.shape[0]} rows, and of those beyond the {rows} wanted some are "
+            "not padding: it is of a larger vocabulary."
+        )
+    more = [(0, max(rows - host.shape[0], 0)), *((0, 0) for _ in shape[1:])]
+    return np.pad(host[:rows], more)
+
+
+def _check_vocabulary(path: Any, metadata: Mapping[str, Any], vocab_size: int | None) -> None:
+    saved = metadata.get("vocab_size", vocab_size)
+    if None not in (saved, vocab_size) and saved != vocab_size:
+        raise UsageError(
+            f"checkpoint {path} is of a vocabulary of {saved} tokens, not of {vocab_size}. Restore it with the "
+            "tokenizer that it was trained with."
+        )
+
+
 def _check_structure(
-    path: str | os.PathLike[str], saved: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Any]
+    path: str | os.PathLike[str],
+    saved: Mapping[str, Mapping[str, Any]],
+    wanted: Mapping[str, Any],
+    *,
+    padded: bool = False,
 ) -> None:
     differing = []
     for name in sorted(saved.keys() & wanted.keys()):
+        first = 1 if padded and is_rows(name) else 0  # the axis from which shapes must agree
         one = f"{saved[name]['dtype']}{saved[name]['shape']}"
         other = f"{wanted[name].dtype}{list(wanted[name].shape)}"
-        if one != other:
+        same_dtype = saved[name]["dtype"] == str(wanted[name].dtype)
+        if not same_dtype or saved[name]["shape"][first:] != list(wanted[name].shape)[first:]:
             differing.append(f"{name} ({one} saved, {other} wanted)")
     findings = {
         "not in the checkpoint": sorted(wanted.keys() - saved.keys()),

@@ -224,8 +224,12 @@ class Restored(NamedTuple):
     step: int
 
 
-def restore_model(run: RunDirectory, step: int | Literal["last", "best"] = "last") -> Restored:
+def restore_model(
+    run: RunDirectory, step: int | Literal["last", "best"] = "last", *, shards: int = 1
+) -> Restored:
     """The model of the last checkpoint, of the one with the best held-out loss, or of a given step.
+
+    Its rows of the vocabulary are padded for so many shards, whatever mesh it was trained on.
 
     Raises:
       UsageError: there is no run, or no such checkpoint.
@@ -244,9 +248,10 @@ def restore_model(run: RunDirectory, step: int | Literal["last", "best"] = "last
     tokenizer = Tokenizer(run.tokenizer_path.read_text(), str(run.tokenizer_path))
     path = run.checkpoints_dir / str(wanted)
     head, _ = phases_of(config)[phase_at(config, wanted)]
-    model = models.build(config, tokenizer.vocab_size, head_name=head)
+    size = tokenizer.vocab_size
+    model = models.build(config, size, head_name=head, shards=shards)
     graph, params, constants = models.split(model)
-    params, _ = read_checkpoint(path, params, under="params")
+    params, _ = read_checkpoint(path, params, under="params", vocab_size=size)
     if constants:
         constants, _ = read_checkpoint(path, constants, under="constants")
     return Restored(models.merge(graph, params, constants), head, tokenizer, config, wanted)

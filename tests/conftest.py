@@ -1,11 +1,14 @@
 """What all tests share: eight virtual CPU devices, and caches of the checkout's own.
 
-Compiling is most of the time of the tests: programs that were compiled once, by whichever process, are
-read from the cache.
+Compiling is most of the time of the tests. Programs that were compiled once, by whichever process, are read from the
+cache; and they are compiled fast, not well, for what most tests say holds of formulas. Tests of what the compiler makes
+of a program have the mark `optimised`.
 """
 
 import os
 from pathlib import Path
+
+import pytest
 
 _DEVICES = "--xla_force_host_platform_device_count"
 
@@ -21,3 +24,21 @@ os.environ.setdefault(
     str(Path(__file__).resolve().parents[1] / "build" / "test-programs"),
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# The processes that tests start inherit it: their bits are those of this one.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
+@pytest.fixture(autouse=True)
+def optimised(request):
+    """Compiles the programs of a test with the mark `optimised` as users' are."""
+    if request.node.get_closest_marker("optimised") is None:
+        yield
+        return
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", before)

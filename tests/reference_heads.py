@@ -122,7 +122,12 @@ def _mixtape(h, own, e, o):
             prior = jnp.concatenate([prior[..., 1:], left, prior[..., :1] - left], axis=2)
     parts = [(own.get("frequent"), frequent), (own.get("rest"), VOCAB - frequent)]
     own_weight = [part["weight"][:n] for part, n in parts if n and not o["tied"]]
-    weight = e["weight"][:VOCAB] if o["tied"] else jnp.concatenate(own_weight)
+    if o["tied"]:
+        sizes = [n for n in (frequent, VOCAB - frequent) if n]
+        own_weight = [
+            band["weight"][:n] for band, n in zip(e["bands"].values(), sizes, strict=True)
+        ]
+    weight = jnp.concatenate(own_weight)
     bias = jnp.concatenate([part["bias"][:n] for part, n in parts if n]) if o["bias"] else None
     z = jnp.einsum("nvk,nkd,vd->nv", prior, contexts, weight)
     return _linear(z, jnp.eye(VOCAB), {"bias": bias}, o)
@@ -130,11 +135,11 @@ def _mixtape(h, own, e, o):
 
 def _mixtape_rows(head, path):
     """Rows of frequent tokens and of the rest; those that the gates have of their own."""
-    tokens = head.order.token[...]
-    part = path.split("/")[0]
-    if part in ("frequent", "gate"):
-        return tokens[: head.sizes[0]]
-    return tokens[head.sizes[0] :] if part == "rest" else None
+    tokens, part = list(range(head.vocab_size)), path.split("/")[0]
+    frequent, rest = tokens[: head.sizes[0]], tokens[head.sizes[0] :]
+    if part == "bands":
+        return [band for band in (frequent, rest) if band][int(path.split("/")[1])]
+    return {"frequent": frequent, "gate": frequent, "rest": rest}.get(part)
 
 
 def _adaptive(h, own, e, o, targets=None):
@@ -142,11 +147,15 @@ def _adaptive(h, own, e, o, targets=None):
     edges = (0, *o["cutoffs"], VOCAB)
     sizes = [stop - start for start, stop in itertools.pairwise(edges)]
     tails = len(sizes) - 1
-    own_rows = [own["weight"]] if "weight" in own else []
-    shared = [e["bands"][0]["weight"][: sizes[0]]] if o["tied"] else []
-    weight = jnp.concatenate([*shared, *own_rows])
-    bias = own["bias"][: sizes[0] + tails] if o["head_bias"] else 0.0
-    z = _mapped(h @ weight[: sizes[0] + tails].T + bias, o)
+    standing = own.get("standing", {})  # what stands for the tails of a tied head
+
+    def rows(shortlist, name):
+        parts = [shortlist[: sizes[0]], standing[name]] if standing else [shortlist]
+        return jnp.concatenate(parts)[: sizes[0] + tails]
+
+    weight = rows(e["bands"][0]["weight"] if o["tied"] else own["weight"], "weight")
+    bias = rows(own["bias"], "bias") if o["head_bias"] else 0.0
+    z = _mapped(h @ weight.T + bias, o)
     z = z + jnp.log(jnp.array([1] * sizes[0] + sizes[1:]))
     head, penalty = jax.nn.log_softmax(z), logsumexp(z, axis=1) ** 2
     parts = [head[:, : sizes[0]]]
@@ -165,9 +174,9 @@ def _adaptive_rows(head, path):
     edges = (0, *head.cutoffs, head.vocab_size)
     bands = [list(range(*edge)) for edge in itertools.pairwise(edges)]
     kind, *rest = path.split("/")
-    if kind == "bias" or (kind == "weight" and not head.tied):
-        return bands[0] + [-1] * (len(bands) - 1)
-    if rest and rest[-1] == "weight":
+    if kind in ("bias", "weight"):
+        return bands[0] + [-1] * (0 if head.tied else len(bands) - 1)
+    if kind != "standing" and rest and rest[-1] == "weight":
         return bands[int(rest[0]) + (kind == "tails")]
     return None
 

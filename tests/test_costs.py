@@ -20,6 +20,7 @@ def _dense_nll(h, weight):
     return -jnp.sum(jax.nn.log_softmax(h @ weight.T)[:, 0])
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("mode", "program"),
     [
@@ -45,6 +46,7 @@ def test_an_unknown_mode_is_refused_by_name():
         linear_head_cost("serving", vocab_size=10, d_model=4, own_parameters=0)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("n_kv_heads", [2, 8])
 def test_body_flops_are_those_of_its_multiplies(gated, n_kv_heads):

@@ -31,7 +31,7 @@ from headlab.config import load
 from headlab.errors import HeadlabError, UsageError
 from headlab.runs import environment
 from headlab.training.optimizer import paths, schedule
-from headlab.training.step import make_phase, train_step
+from headlab.training.step import make_phase, state_specs, train_step
 
 ROOT = Path(__file__).parents[2]
 BATCHES = 8  # distinct ones, used in turn
@@ -110,9 +110,14 @@ def benchmark(config: Any, rounds: int, torch_python: str | None = None) -> dict
             )
     batches = _batches(config)
     rate = schedule(config.optimizer, config.train.steps)
-    mesh = sharding.make_mesh(config.mesh.data)
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.vocab)
     phase, state = make_phase(
-        config, config.data.vocab_size, None, head_name=config.head.name, end=config.train.steps
+        config,
+        config.data.vocab_size,
+        None,
+        head_name=config.head.name,
+        end=config.train.steps,
+        shards=mesh.shape[sharding.VOCAB],
     )
     params = _by_path(state.params, config.data.vocab_size)
     load_before = os.getloadavg()
@@ -160,9 +165,10 @@ def _headlab(config: Any, phase: Any, state: Any, mesh: Any, batches: Any) -> Co
     """The step as the trainer compiles it."""
     inputs, targets = batches
     counted = np.ones(inputs.shape[1:], bool)
-    jitted = jax.jit(train_step(phase, config, mesh), donate_argnums=0)
+    specs = state_specs(phase, config, mesh, state)
+    state = sharding.place(state, mesh, specs)
+    jitted = jax.jit(train_step(phase, config, mesh, specs), donate_argnums=0)
     step = jitted.lower(state, (inputs[0], targets[0], counted)).compile()
-    state = sharding.place(state, mesh, sharding.REPLICATED)
 
     def one(number: int) -> float:
         nonlocal state

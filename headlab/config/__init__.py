@@ -8,7 +8,7 @@ from headlab.config.describe import Description, describe
 from headlab.config.loading import load, override
 from headlab.config.options import OPERATIONAL, OPTIONS, Option
 from headlab.config.record import ABSENT, config_hash, differences, from_json, to_json
-from headlab.config.rules import replace, resolve, untie_step
+from headlab.config.rules import check_mesh, replace, resolve, untie_step
 from headlab.config.tree import default_config, flatten
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "OPTIONS",
     "Description",
     "Option",
+    "check_mesh",
     "config_hash",
     "default_config",
     "describe",

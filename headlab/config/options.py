@@ -77,6 +77,14 @@ _TREE: dict[str, Any] = {
     "head": {
         "name": Option("tied", str, "the output head"),
         "vocab_multiple": Option(128, int, "rows are padded to a multiple of this", _AT_LEAST_1),
+        "sum_order": Option(
+            "fast",
+            Literal["fast", "invariant"],
+            "order of sums over the vocabulary; invariant gives the same bits on any mesh.vocab",
+        ),
+        "sum_blocks": Option(
+            8, int, "blocks of rows of the invariant order; a power of two", _AT_LEAST_1
+        ),
         "untie_at": Option(
             None, float | None, "share of the steps after which a tied head is untied", "(0, 1)"
         ),
@@ -124,7 +132,11 @@ _TREE: dict[str, Any] = {
         ),
         "progress": Option(True, bool, "show a progress bar on a terminal"),
     },
-    "mesh": {"data": Option(1, int, "devices that share each batch", _AT_LEAST_1)},
+    "mesh": {
+        "data": Option(1, int, "devices that share each batch; -1 = the rest", "[-1, inf)"),
+        "vocab": Option(1, int, "devices that share the vocabulary; -1 = the rest", "[-1, inf)"),
+        "fsdp": Option(False, bool, "shard the body and its optimizer state over mesh.data"),
+    },
 }
 
 

@@ -45,6 +45,7 @@ def resolve(config: ConfigDict) -> FrozenConfigDict:
     _check_head(values)
     _check_model(values)
     _check_training(values)
+    _check_mesh(values)
     return freeze(values)
 
 
@@ -197,7 +198,18 @@ def _check_training(values: Mapping[str, Any]) -> None:
             f"least {BYTE_LEVEL_MINIMUM}: 256 bytes and a separator; set a larger "
             "--config.data.vocab_size or give a tokenizer.json with --config.data.tokenizer"
         )
-    devices, parts = values["mesh.data"], values["train.micro_batches"]
+    _check_batches(values, max(values["mesh.data"], 1))
+    warmup, steps = values["optimizer.warmup_steps"], values["train.steps"]
+    if warmup >= steps:
+        raise UsageError(
+            f"optimizer.warmup_steps={warmup} leaves none of the train.steps={steps} steps at the "
+            f"peak rate; set --config.optimizer.warmup_steps to at most {steps - 1}"
+        )
+
+
+def _check_batches(values: Mapping[str, Any], devices: int) -> None:
+    """Raises UsageError unless batches divide evenly over so many devices; `values` by dotted key."""
+    parts = values["train.micro_batches"]
     if values["train.batch_size"] % (devices * parts):
         raise UsageError(
             f"train.batch_size={values['train.batch_size']} is not a multiple of "
@@ -209,11 +221,54 @@ def _check_training(values: Mapping[str, Any]) -> None:
             f"eval.batch_size={values['eval.batch_size']} is not a multiple of mesh.data={devices} "
             f"devices; set --config.eval.batch_size to a multiple of {devices}"
         )
-    warmup, steps = values["optimizer.warmup_steps"], values["train.steps"]
-    if warmup >= steps:
+
+
+def _check_mesh(values: Mapping[str, Any]) -> None:
+    data, vocab = values["mesh.data"], values["mesh.vocab"]
+    for key in ("mesh.data", "mesh.vocab"):
+        if values[key] == 0:
+            raise refused(key, 0, OPTIONS[key], "it must be at least 1, or -1 for the rest")
+    if data == vocab == -1:
         raise UsageError(
-            f"optimizer.warmup_steps={warmup} leaves none of the train.steps={steps} steps at the "
-            f"peak rate; set --config.optimizer.warmup_steps to at most {steps - 1}"
+            "mesh.data=-1 and mesh.vocab=-1 both stand for the rest of the devices; set one of them to a number"
+        )
+    if values["head.sum_order"] == "fast":
+        return
+    if data != 1 or values["mesh.fsdp"]:
+        raise UsageError(
+            f"head.sum_order=invariant promises the same bits for one batch on one device along data, not with "
+            f"mesh.data={data} and mesh.fsdp={values['mesh.fsdp']}; set --config.mesh.data=1 "
+            "--config.mesh.fsdp=false, or --config.head.sum_order=fast"
+        )
+    blocks, multiple = values["head.sum_blocks"], values["head.vocab_multiple"]
+    if blocks & (blocks - 1):
+        raise UsageError(
+            f"head.sum_blocks={blocks} is not a power of two, which a balanced tree of sums needs; set "
+            f"--config.head.sum_blocks={1 << (blocks.bit_length() - 1)}"
+        )
+    if multiple % blocks:
+        raise UsageError(
+            f"head.sum_blocks={blocks} does not divide head.vocab_multiple={multiple}, so that the rows do not make "
+            f"equal blocks; set --config.head.vocab_multiple={-(-multiple // blocks) * blocks}"
+        )
+    _check_blocks(blocks, max(vocab, 1))
+
+
+def check_mesh(config: ConfigDict, shape: Mapping[str, int]) -> None:
+    """Raises UsageError where a resolved configuration does not fit the mesh {"data": …, "vocab": …} that -1 gave."""
+    values = {**flatten(config), **{f"mesh.{axis}": size for axis, size in shape.items()}}
+    _check_batches(values, values["mesh.data"])
+    _check_mesh(values)
+
+
+def _check_blocks(blocks: int, shards: int) -> None:
+    """Raises UsageError unless the shards of the vocabulary divide the blocks of the invariant order."""
+    if blocks % shards:
+        fitting = max(n for n in range(1, shards + 1) if blocks % n == 0)
+        raise UsageError(
+            f"head.sum_blocks={blocks} is not a multiple of mesh.vocab={shards}; with "
+            f"head.sum_order=invariant a shard holds whole blocks: set --config.mesh.vocab={fitting}, or "
+            f"--config.head.sum_blocks to a power of two that {shards} divides"
         )
 
 

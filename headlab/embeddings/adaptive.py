@@ -18,6 +18,7 @@ from headlab.embeddings.cutoffs import (
 )
 from headlab.embeddings.table import init_rows, padded_size
 from headlab.ops import linear
+from headlab.ops.shards import sum_shards, take_rows
 
 
 class TokenOrder(nnx.Module):
@@ -65,7 +66,7 @@ class Adaptive(Embedding):
     """An input embedding in bands: band i has rows of width `d_model // div_valueⁱ` and a projection to `d_model`.
 
     e(token) = weight_i[row] · kernel_i. The first band is as wide as the model and has no projection, which could add
-    nothing to its rows: with no cutoffs this is a plain table.
+    nothing to its rows: with no cutoffs this is a plain table, its rows in the order of the tokens' counts.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Adaptive(Embedding):
         init_scale: float = 0.25,
         cutoffs: Cutoffs = "auto",
         div_value: float = 4.0,
+        projections: bool = True,
         token_counts: np.ndarray | None = None,
     ):
         """
@@ -87,6 +89,7 @@ class Adaptive(Embedding):
             init_scale: rows start normal with standard deviation `init_scale / √width` and kernels with 1/√d_model, so
                 that an embedding's entries have the standard deviation of a `Table`'s, `init_scale / √d_model`.
             cutoffs: places that end a band, or "auto"; see `headlab.embeddings.cutoffs`.
+            projections: False gives no band a kernel: all are as wide as the model, and `div_value` must be 1.
             token_counts: [V]; tokens are put in bands by descending count. None: by their ids.
 
         Raises:
@@ -101,6 +104,11 @@ class Adaptive(Embedding):
             div_value=div_value,
             token_counts=token_counts,
         )
+        if not projections and div_value != 1:
+            raise ValueError(
+                f"projections is False and div_value {div_value}; bands without a kernel are as wide as the model: "
+                "set div_value=1"
+            )
         self.sizes = band_sizes(self.cutoffs, vocab_size)
         widths = band_widths(d_model, div_value, len(self.sizes))
         self.order = TokenOrder(self.cutoffs, vocab_size, token_counts)
@@ -109,7 +117,7 @@ class Adaptive(Embedding):
         )
         self.bands = nnx.List(
             [
-                Band(size, width, d_model, projected=i > 0, **given)
+                Band(size, width, d_model, projected=projections and i > 0, **given)
                 for i, (size, width) in enumerate(zip(self.sizes, widths, strict=True))
             ]
         )
@@ -123,9 +131,9 @@ class Adaptive(Embedding):
         total = jnp.zeros((*ids.shape, self.d_model), dtype)
         for i, band in enumerate(self.bands):
             weight = band.weight[...]
-            nowhere = weight.shape[0]  # beyond the rows, where a look-up gives 0
-            mine = jnp.where(known & (own == i), row, nowhere)
-            part = jnp.take(weight, mine, axis=0, mode="fill", fill_value=0).astype(dtype)
+            # −1 is no row of any shard, and a look-up there gives 0
+            part, _ = take_rows(weight, jnp.where(known & (own == i), row, -1))
+            part = sum_shards(part.astype(dtype), weight)
             total = total + (part if band.kernel is None else linear(part, band.kernel[...]))
         return jnp.where(known[..., None], total, jnp.nan)
 

@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from headlab.embeddings.base import Embedding
+from headlab.ops.shards import is_sharded, sum_shards, take_rows
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
@@ -36,9 +37,14 @@ def init_rows(
 def known_rows(
     weight: Float[Array, "rows d"], ids: Int[Array, "..."], vocab_size: int, dtype
 ) -> Float[Array, "... d"]:
-    """weight[ids] in `dtype`; NaN where an id is outside [0, vocab_size)."""
+    """weight[ids] in `dtype`; NaN where an id is outside [0, vocab_size). Each shard looks up its own rows."""
     known = (ids >= 0) & (ids < vocab_size)
-    rows = jnp.take(weight, jnp.where(known, ids, 0), axis=0).astype(dtype)
+    safe = jnp.where(known, ids, 0)
+    if is_sharded(weight):
+        own, _ = take_rows(weight, safe)
+        rows = sum_shards(own.astype(dtype), weight)
+    else:
+        rows = jnp.take(weight, safe, axis=0).astype(dtype)
     return jnp.where(known[..., None], rows, jnp.nan)
 
 

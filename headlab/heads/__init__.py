@@ -45,9 +45,11 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     return {key: p for key, p in parameters.items() if key not in _GIVEN}
 
 
-def build(name: str, **arguments: Any) -> Head:
+def build(name: str, *, sum_blocks: int | None = None, **arguments: Any) -> Head:
     """`build("untied", vocab_size=V, d_model=d, rngs=nnx.Rngs(0), **options)`.
 
+    With `sum_blocks` sums over the vocabulary follow a tree over so many blocks of rows, a power of two that divides
+    `vocab_multiple`: their bits then do not depend on the number of shards (see `headlab.ops.softmax_tree`).
     `token_counts` is handed on only to heads whose constructor asks for it.
     """
     cls = get(name)
@@ -61,7 +63,10 @@ def build(name: str, **arguments: Any) -> Head:
         raise UsageError(
             f"The head {name!r} has no option {unknown[0]!r}.{hint} Options: {', '.join(options(name)) or 'none'}."
         )
-    return cls(**arguments)
+    head = cls(**arguments)
+    if sum_blocks is not None:
+        head.sum_in_blocks(sum_blocks)
+    return head
 
 
 __all__ = ["Head", "Loss", "Segment", "build", "get", "names", "options"]

@@ -22,9 +22,16 @@ from headlab.embeddings import Embedding, init_rows, padded_size
 from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
 from headlab.embeddings.adaptive import TokenOrder
 from headlab.embeddings.cutoffs import band_sizes, band_widths, check_counts, resolve_cutoffs
-from headlab.heads.base import Head, Loss, Segment
-from headlab.heads.linear import LinearHead, Normaliser
-from headlab.ops import linear, linear_statistics, softmax_loss, softmax_statistics
+from headlab.heads.base import Head, Loss, Segment, numbered
+from headlab.heads.linear import UNMARKED, LinearHead, Normaliser, all_rows_shape, own_logits
+from headlab.ops import (
+    Statistics,
+    Sums,
+    linear,
+    linear_statistics,
+    softmax_loss,
+    softmax_statistics,
+)
 from headlab.ops.clusters import (
     Cluster,
     ClusterSpec,
@@ -32,7 +39,9 @@ from headlab.ops.clusters import (
     cluster_loss,
     cluster_statistics,
 )
-from headlab.ops.linear_logits import accumulator, block_logits
+from headlab.ops.linear_logits import accumulator
+from headlab.ops.mixtape import Part, join_statistics
+from headlab.ops.shards import first_row, sum_shards, take_rows
 
 
 class AdaptiveNormaliser(NamedTuple):
@@ -49,6 +58,14 @@ class Tail(nnx.Module):
     def __init__(self, kernel: jax.Array | None, weight: jax.Array | None):
         self.kernel = None if kernel is None else nnx.Param(kernel)
         self.weight = None if weight is None else nnx.Param(weight)
+
+
+class Standing(nnx.Module):
+    """What stands for the tails in a tied head: a row `[J, d_model]` and with `head_bias` a bias `[J]` each."""
+
+    def __init__(self, weight: nnx.Param, bias: nnx.Param | None):
+        self.weight = weight
+        self.bias = bias
 
 
 class Adaptive(Head):
@@ -131,16 +148,27 @@ class Adaptive(Head):
         self.ties_to = "adaptive" if tied else "nothing"
         self.order = None if tied else TokenOrder(self.cutoffs, vocab_size, token_counts)
         self.tail_rows = tuple(padded_size(size, vocab_multiple) for size in self.sizes[1:])
-        self._make_parameters(rngs, vocab_multiple, init_scale, head_bias)
+        # Tied, the rows of the shortlist are the embedding's and those that stand for the tails are apart.
+        own_rows = self.sizes[0] + (0 if tied else len(self.sizes) - 1)
+        self.head_rows = padded_size(own_rows, vocab_multiple)
+        self.biased = head_bias
+        self._make_parameters(rngs, own_rows, init_scale)
 
-    def _make_parameters(self, rngs, vocab_multiple, init_scale, head_bias):
+    def _make_parameters(self, rngs, own_rows, init_scale):
         n_tails = len(self.sizes) - 1
-        head_rows = padded_size(self.sizes[0] + n_tails, vocab_multiple)
-        # Tied, only what stands for the tails is the head's own.
-        real, rows = (n_tails, n_tails) if self.tied else (self.sizes[0] + n_tails, head_rows)
-        draw = init_rows(rngs.params(), real, rows, self.d_model, init_scale) if real else None
-        self.weight = None if draw is None else nnx.Param(draw)
-        self.bias = nnx.Param(jnp.zeros(head_rows)) if head_bias else None
+
+        def draw(real, rows):
+            return init_rows(rngs.params(), real, rows, self.d_model, init_scale)
+
+        def bias(rows):
+            return nnx.Param(jnp.zeros(rows)) if self.biased else None
+
+        self.weight = None if self.tied else nnx.Param(draw(own_rows, self.head_rows))
+        self.bias = bias(self.head_rows)
+        standing = self.tied and n_tails
+        self.standing = (
+            Standing(nnx.Param(draw(n_tails, n_tails)), bias(n_tails)) if standing else None
+        )
         tails = []
         for size, rows, width in zip(self.sizes[1:], self.tail_rows, self.widths[1:], strict=True):
             kernel = weight = None
@@ -194,13 +222,13 @@ class Adaptive(Head):
                 "a tied adaptive head needs the model's AdaptiveEmbedding: pass embedding=, not "
                 f"{type(embedding).__name__}"
             )
-        found = tuple(band.weight.shape for band in embedding.bands)
+        found = tuple(all_rows_shape(band.weight[...]) for band in embedding.bands)
         rows = zip(self.tail_rows, self.widths[1:], strict=True)
-        shapes = ((embedding.bands[0].weight.shape[0], self.d_model), *rows)
+        shapes = ((self.head_rows, self.d_model), *rows)
         if embedding.cutoffs != self.cutoffs or found != shapes:
             raise ValueError(
                 f"the embedding has cutoffs {embedding.cutoffs} and bands {found}; the head has {self.cutoffs} and "
-                f"{shapes}: build both with the same cutoffs, div_value and vocab_multiple"
+                f"{shapes}: build both with the same cutoffs, div_value and vocab_multiple{UNMARKED}"
             )
         return embedding.bands
 
@@ -211,19 +239,52 @@ class Adaptive(Head):
         return self.order
 
     def _head(self, embedding):
-        """(rows (weight, bias, offset), spec) of the head: shortlist, tails, padding."""
+        """(rows (weight, bias, offset), spec) of the head's own matrix: shortlist, tails if untied, padding."""
+        weight = self._bands(embedding)[0].weight[...] if self.weight is None else self.weight[...]
+        if all_rows_shape(weight)[0] != self.head_rows:
+            raise ValueError(
+                f"the head's matrix has {all_rows_shape(weight)[0]} rows, not {self.head_rows}{UNMARKED}"
+            )
         shortlist = self.sizes[0]
-        parts = [] if self.weight is None else [self.weight[...]]
-        if self.tied:
-            parts.insert(0, self._bands(embedding)[0].weight[:shortlist])
-        joined = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        bias = None if self.bias is None else self.bias[: joined.shape[0]]
-        real = shortlist + len(self.tails)
-        offset = np.zeros(joined.shape[0])
-        if self.cluster_offset:
+        real = shortlist if self.tied else shortlist + len(self.tails)
+        offset = np.zeros(self.head_rows)
+        if self.cluster_offset and not self.tied:
             offset[shortlist:real] = np.log(self.sizes[1:])
-        constant = jnp.asarray(offset, accumulator(joined.dtype))
-        return (joined, bias, constant), HeadSpec(*self.spec._replace(vocab_size=real))
+        own = jax.lax.dynamic_slice_in_dim(
+            jnp.asarray(offset, accumulator(weight.dtype)), first_row(weight), weight.shape[0]
+        )
+        bias = None if self.bias is None else self.bias[...]
+        return (weight, bias, own), HeadSpec(*self.spec._replace(vocab_size=real))
+
+    def _standing(self, embedding):
+        """(rows (weight, bias, offset), spec) of what stands for the J tails in the head, J ≥ 1; not sharded."""
+        n_tails = len(self.tails)
+        spec = HeadSpec(*self.spec._replace(vocab_size=n_tails, sum_blocks=None, vocab_block=None))
+        if self.standing is not None:
+            weight = self.standing.weight[...]
+            bias = None if self.standing.bias is None else self.standing.bias[...]
+        else:
+            (weight, bias, _), _ = self._head(embedding)
+            numbers = self.sizes[0] + jnp.arange(n_tails, dtype=jnp.int32)
+            taken, _ = take_rows((weight, bias), numbers)
+            weight, bias = sum_shards(taken, weight)
+        offset = np.log(self.sizes[1:]) if self.cluster_offset else np.zeros(n_tails)
+        return (weight, bias, jnp.asarray(offset, accumulator(weight.dtype))), spec
+
+    def _head_statistics(self, h, head_row, embedding) -> Statistics:
+        """Of the head's softmax over the shortlist and the tails."""
+        rows, spec = self._head(embedding)
+        if self.standing is None:
+            return softmax_statistics(h, rows, head_row, spec)
+        shortlist = self.sizes[0]
+        tail = head_row >= shortlist
+        # An unknown row is unknown in both parts, and each gives NaN.
+        first = softmax_statistics(h, rows, jnp.where(tail, 0, head_row), spec)
+        standing, own_spec = self._standing(embedding)
+        numbers = jnp.where(tail, head_row - shortlist, 0)
+        second = softmax_statistics(h, standing, numbers, own_spec)
+        parts = [Part(first, shortlist, ~tail), Part(second, len(self.tails), tail)]
+        return join_statistics(parts)
 
     def _clusters(self, embedding) -> tuple[Cluster, ...]:
         tails: Any = self.tails
@@ -251,13 +312,15 @@ class Adaptive(Head):
 
     def segments(self) -> tuple[Segment, ...]:
         names = ("shortlist", *(f"tail {i}" for i in range(1, len(self.sizes))))
-        return tuple(map(Segment, names, self.sizes))
+        return tuple(map(Segment, names, self.sizes, (self.head_rows, *self.tail_rows)))
+
+    def sum_in_blocks(self, sum_blocks: int | None) -> None:
+        self.spec = self.spec._replace(sum_blocks=sum_blocks)
 
     def normalise(self, h, embedding) -> AdaptiveNormaliser:
         """Every softmax at every position; the log-probability of each tail from the few rows of the head's."""
         nobody = jnp.zeros(h.shape[0], jnp.int32)
-        rows, spec = self._head(embedding)
-        stats = softmax_statistics(h, rows, nobody, spec)
+        stats = self._head_statistics(h, nobody, embedding)
         head = Normaliser(h, stats.max, stats.log_sum)
         tails = []
         for size, cluster in zip(self.sizes[1:], self._clusters(embedding), strict=True):
@@ -265,39 +328,44 @@ class Adaptive(Head):
             own = self.spec._replace(vocab_size=size)
             stats = linear_statistics(latent, cluster.weight, None, nobody, own)
             tails.append(Normaliser(latent, stats.max, stats.log_sum))
-        log_tails = self._head_block(h, head, self.sizes[0], len(tails), embedding)
+        log_tails = jnp.zeros((h.shape[0], 0), accumulator(h.dtype))
+        if tails:
+            log_tails = _log_probs(h, head, *self._standing(embedding))
         return AdaptiveNormaliser(head, log_tails, tuple(tails))
-
-    def _head_block(self, h, norm: Normaliser, start, size, embedding):
-        """Log-probabilities [tokens, size] of rows of the head's softmax."""
-        rows, spec = self._head(embedding)
-        block = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
-        logits = spec.logits(spec.products(h, block)).T
-        return (logits - norm.max[:, None]) - norm.log_sum[:, None]
 
     def log_prob_block(self, h, norm, segment, start, size, embedding):
         i = self.segments().index(segment)
         begin = (0, *self.cutoffs)[i]
-        places = begin + start
-        ids = jax.lax.dynamic_slice_in_dim(self._order(embedding).token[...], places, size)
+        order = self._order(embedding).token[...]
         if i == 0:
-            return self._head_block(h, norm.head, start, size, embedding), ids
-        weight = self._clusters(embedding)[i - 1].weight
-        rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
-        tail = norm.tails[i - 1]
-        logits = block_logits(tail.context, rows, None, self.spec)
-        within = (logits - tail.max[:, None]) - tail.log_sum[:, None]
-        return norm.log_tails[:, i - 1, None] + within, ids
+            rows, spec = self._head(embedding)
+            weight = rows[0]
+            block = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
+            log_probs = _log_probs(h, norm.head, block, spec)
+        else:
+            weight = self._clusters(embedding)[i - 1].weight
+            tail = norm.tails[i - 1]
+            block = (jax.lax.dynamic_slice_in_dim(weight, start, size), None)
+            within = _log_probs(tail.context, tail, block, self.spec)
+            log_probs = norm.log_tails[:, i - 1, None] + within
+        return numbered(
+            log_probs, start, segment.size, weight, lambda place: jnp.take(order, begin + place)
+        )
 
     def log_prob_at(self, h, norm, ids, embedding):
         head_row, own, tail_row = self._places(ids, embedding)
         rows, spec = self._head(embedding)
-        found = _each(spec, h, jax.tree.map(lambda a: jnp.take(a, head_row, axis=0), rows))
+        found = own_logits(spec, h, rows, jnp.maximum(head_row, 0))
+        if self.standing is not None:
+            standing, own_spec = self._standing(embedding)
+            tail = head_row - self.sizes[0]
+            logits = own_logits(own_spec, h, standing, jnp.maximum(tail, 0))
+            found = jnp.where(tail < 0, found, logits)
         found = (found - norm.head.max) - norm.head.log_sum
         for i, cluster in enumerate(self._clusters(embedding)):
             mine = own == i
-            weight = jnp.take(cluster.weight, jnp.where(mine, tail_row, 0), axis=0)
-            logits = _each(self.spec, norm.tails[i].context, (weight, None))
+            numbers = jnp.where(mine, tail_row, 0)
+            logits = own_logits(self.spec, norm.tails[i].context, (cluster.weight, None), numbers)
             within = (logits - norm.tails[i].max) - norm.tails[i].log_sum
             found = found + jnp.where(mine, within, 0)
         return jnp.where(head_row >= 0, found, jnp.nan)
@@ -314,8 +382,7 @@ class Adaptive(Head):
 
     def _nll(self, h, targets, embedding):
         head_row, own, tail_row = self._places(targets, embedding)
-        rows, spec = self._head(embedding)
-        head = softmax_statistics(h, rows, head_row, spec)
+        head = self._head_statistics(h, head_row, embedding)
         clusters = self._clusters(embedding)
         tails = cluster_statistics(h, clusters, own, tail_row, self._cluster_spec())
         return head.nll + tails.nll
@@ -325,8 +392,7 @@ class Adaptive(Head):
         head_row, own, tail_row = self._places(targets, embedding)
         own = jnp.where(where, own, -1)
         z = dict(z_loss_weight=z_loss_weight)
-        rows, spec = self._head(embedding)
-        head = softmax_loss(h, rows, head_row, where, spec, **z)
+        head = self._head_sums(h, head_row, where, embedding, z_loss_weight)
         clusters = self._clusters(embedding)
         tails = cluster_loss(h, clusters, own, tail_row, self._cluster_spec(), **z)
         in_tails = jnp.sum(own >= 0, dtype=head.nats.dtype)
@@ -336,6 +402,18 @@ class Adaptive(Head):
             head.weight,
             {"tail_tokens": in_tails},
         )
+
+    def _head_sums(self, h, head_row, where, embedding, z_loss_weight) -> Sums:
+        """What the head's softmax adds to the loss."""
+        if self.standing is None:
+            rows, spec = self._head(embedding)
+            return softmax_loss(h, rows, head_row, where, spec, z_loss_weight=z_loss_weight)
+        stats = self._head_statistics(h, jnp.where(where, head_row, 0), embedding)
+        objective = stats.nll + z_loss_weight * (stats.max + stats.log_sum) ** 2
+        objective, nats = (
+            jnp.sum(jnp.where(where, a, 0)) for a in (objective, jax.lax.stop_gradient(stats.nll))
+        )
+        return Sums(objective, nats, jnp.sum(where, dtype=nats.dtype))
 
     # --- what it is and costs -----------------------------------------------------------------------------------
 
@@ -350,7 +428,7 @@ class Adaptive(Head):
         if self.spec.logit_map.softcap is not None:
             return None
         wide_tails = sum(size > 1 for size in self.sizes[1:])
-        together = self.d_model + 1 + wide_tails + (self.bias is not None)
+        together = self.d_model + 1 + wide_tails + self.biased
         pairs = zip(self.sizes[1:], self.widths[1:], strict=True)
         apart = self.sizes[0] + sum(min(size, width + 1) for size, width in pairs)
         return min(self.vocab_size, together, apart)
@@ -366,7 +444,7 @@ class Adaptive(Head):
         n_tails = len(self.sizes) - 1
         rows = self.sizes[0] + n_tails
         matrix = self.d_model * rows
-        bias = rows if self.bias is not None else 0
+        bias = rows * self.biased
         flops, read = 2.0 * matrix, matrix + bias
         own = bias + (self.d_model * n_tails if self.tied else matrix)
         for size, width, share in zip(self.sizes[1:], self.widths[1:], shares[1:], strict=True):
@@ -384,11 +462,7 @@ class Adaptive(Head):
         return np.add.reduceat(np.sort(counts)[::-1], (0, *self.cutoffs)) / counts.sum()
 
 
-def _each(spec, h, rows):
-    """The logit of each token's own row."""
-
-    def one(h, row):
-        block = jax.tree.map(lambda a: a[None], row)
-        return spec.logits(spec.products(h[None], block))[0, 0]
-
-    return jax.vmap(one)(h, rows)
+def _log_probs(h, norm: Normaliser, rows, spec):
+    """Log-probabilities [tokens, rows] of these rows of a softmax."""
+    logits = spec.logits(spec.products(h, rows)).T
+    return (logits - norm.max[:, None]) - norm.log_sum[:, None]

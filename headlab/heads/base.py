@@ -14,7 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, Table
-from headlab.ops import empty_top_k, merge_top_k, vary_like
+from headlab.ops import best_of_shards, empty_top_k, merge_top_k, vary_like
+from headlab.ops.shards import first_row, is_sharded, shard_count, sum_shards
+
+#: the id of a padding row: no token's
+NO_TOKEN = 2**31 - 1
 
 
 class Segment(NamedTuple):
@@ -22,6 +26,7 @@ class Segment(NamedTuple):
 
     name: str
     size: int  # real tokens
+    rows: int  # with padding; sharded over the vocabulary, each shard has an equal part of them
 
 
 class Loss(NamedTuple):
@@ -95,7 +100,10 @@ class Head(nnx.Module):
         size: int,
         embedding: Any,
     ) -> tuple[Float[Array, "tokens size"], Int[Array, "size"]]:
-        """Log-probabilities (nats) and token ids of rows `start … start+size−1` of a segment; `start` may be traced."""
+        """Log-probabilities (nats) and token ids of rows `start … start+size−1` of a segment; `start` may be traced.
+
+        Where rows are sharded over the vocabulary, these are rows of this shard; see `numbered`.
+        """
         raise NotImplementedError
 
     def log_prob_at(
@@ -118,6 +126,15 @@ class Head(nnx.Module):
 
     def cost(self, mode: Mode, token_counts: np.ndarray | None = None) -> HeadCost:
         """Parameters, operations a token and bytes read in `mode`."""
+        raise NotImplementedError
+
+    # --- what every head may be told ---------------------------------------------------------------------------
+
+    def sum_in_blocks(self, sum_blocks: int | None) -> None:
+        """Sums over the vocabulary follow a balanced tree over so many blocks of rows; None: the fastest order.
+
+        See `headlab.ops.softmax_tree`.
+        """
         raise NotImplementedError
 
     # --- what every head has -----------------------------------------------------------------------------------
@@ -175,9 +192,8 @@ class Head(nnx.Module):
             nll = -self.log_prob_at(h, norm, targets, embedding)
             objective = nll
             if label_smoothing:
-                mean = (
-                    self._fold(h, norm, embedding, jnp.zeros_like(nll), add_real) / self.vocab_size
-                )
+                total = self._total(h, norm, embedding, jnp.zeros_like(nll), add_real)
+                mean = total / self.vocab_size
                 objective = (1 - label_smoothing) * nll - label_smoothing * mean
             if z_loss_weight:
                 objective = objective + z_loss_weight * self.z_penalty(norm)
@@ -203,14 +219,17 @@ class Head(nnx.Module):
     def _log_probs(self, h, embedding):
         flat = self._rows(h)
         norm = self.normalise(flat, embedding)
+        sharded = self._sharded(embedding)
         blocks = [
             self.log_prob_block(flat, norm, segment, start, size, embedding)
             for segment in self.segments()
-            for start, size in self._blocks(flat.shape[0], segment)
+            for start, size in self._blocks(flat.shape[0], segment, sharded)
         ]
         values = jnp.concatenate([block for block, _ in blocks], axis=1)
         ids = jnp.concatenate([ids for _, ids in blocks])
-        by_id = jnp.zeros((flat.shape[0], self.vocab_size), values.dtype).at[:, ids].set(values)
+        by_id = jnp.zeros((flat.shape[0], self.vocab_size), values.dtype)
+        # Padding has an id that is no token's. A token is on one shard, and 0 on the others.
+        by_id = sum_shards(by_id.at[:, ids].set(values, mode="drop"), *sharded)
         return by_id.reshape(*h.shape[:-1], self.vocab_size)
 
     def _log_probs_float64(self, h, embedding):
@@ -256,6 +275,7 @@ class Head(nnx.Module):
             else (lambda best, *_: best)
         )
         values, ids = self._fold(flat, norm, embedding, start, merge)
+        values, ids = best_of_shards(values, ids, *self._sharded(embedding))
         return values.reshape(*h.shape[:-1], k), ids.reshape(*h.shape[:-1], k)
 
     def entropy(
@@ -270,7 +290,7 @@ class Head(nnx.Module):
             finite = jnp.where(jnp.isneginf(block), 0, block)
             return total - jnp.sum(jnp.exp(block) * finite, axis=1)
 
-        return self._fold(flat, norm, embedding, zero, add).reshape(h.shape[:-1])
+        return self._total(flat, norm, embedding, zero, add).reshape(h.shape[:-1])
 
     # --- walking over blocks -----------------------------------------------------------------------------------
 
@@ -302,28 +322,42 @@ class Head(nnx.Module):
         ids = jnp.where(counted, targets.reshape(-1), 0)
         return flat, ids, counted
 
-    def _block_rows(self, tokens: int, segment: Segment) -> int:
-        return min(self.block_rows or max((2 << 20) // max(tokens, 1), 128), segment.size)
+    def _sharded(self, embedding) -> list[Array]:
+        """The arrays of the head and of what it ties to that are sharded over the vocabulary."""
+        leaves = jax.tree.leaves((self, embedding if self.ties_to != "nothing" else None))
+        return [leaf for leaf in leaves if is_sharded(leaf)]
 
-    def _blocks(self, tokens: int, segment: Segment) -> list[tuple[int, int]]:
-        """(start, size) of the blocks of a segment, the last one smaller where it does not divide."""
-        size = self._block_rows(tokens, segment)
-        return [(i, min(size, segment.size - i)) for i in range(0, segment.size, size)]
+    def _block_rows(self, tokens: int, segment: Segment) -> int:
+        return self.block_rows or max((2 << 20) // max(tokens, 1), 128)
+
+    def _blocks(self, tokens: int, segment: Segment, sharded) -> list[tuple[int, int]]:
+        """(start, size) of the blocks of a segment, the last one smaller where it does not divide.
+
+        Where rows are sharded, those of this shard, padding included: on which shard it lies is not known here.
+        """
+        length = segment.rows // shard_count(*sharded) if sharded else segment.size
+        size = min(self._block_rows(tokens, segment), length)
+        return [(i, min(size, length - i)) for i in range(0, length, size)]
+
+    def _total(self, h, norm, embedding, zero, add):
+        """`_fold` of a sum, over the rows of all shards."""
+        own = self._fold(h, norm, embedding, zero, add)
+        return sum_shards(own, *self._sharded(embedding))
 
     def _fold(self, h, norm, embedding, carry, add):
         """add(…add(carry, log_probs, ids)…, log_probs, ids) over all blocks of all segments, one block at a time."""
-        carry = jax.tree.map(lambda x: vary_like(x, h, *jax.tree.leaves(norm)), carry)
+        sharded = self._sharded(embedding)
+        carry = jax.tree.map(lambda x: vary_like(x, h, *jax.tree.leaves(norm), *sharded), carry)
         for segment in self.segments():
-            size = self._block_rows(h.shape[0], segment)
-            whole = segment.size // size
-
+            blocks = self._blocks(h.shape[0], segment, sharded)
+            size, (last, rest) = blocks[0][1], blocks[-1]
+            whole = len(blocks) - (rest < size)
             step = self._fold_step(h, norm, embedding, segment, size, add)
             starts = jnp.arange(whole, dtype=jnp.int32) * size
             carry, _ = jax.lax.scan(step, carry, starts)
-            rest = segment.size - whole * size
-            if rest:
-                last = self._fold_step(h, norm, embedding, segment, rest, add)
-                carry, _ = last(carry, jnp.int32(whole * size))
+            if rest < size:
+                step = self._fold_step(h, norm, embedding, segment, rest, add)
+                carry, _ = step(carry, jnp.int32(last))
         return carry
 
     def _fold_step(self, h, norm, embedding, segment: Segment, size: int, add):
@@ -338,8 +372,23 @@ class Head(nnx.Module):
 
 
 def add_real(total, block, ids):
-    """The step of `_fold` that sums the log-probabilities of all real tokens."""
-    return total + jnp.sum(block, axis=1)
+    """The step of `_total` that sums the log-probabilities of all real tokens."""
+    return total + jnp.sum(jnp.where(ids == NO_TOKEN, 0, block), axis=1)
+
+
+def numbered(
+    log_probs: Float[Array, "tokens size"], start: Any, real: int, rows: Array, ids_of: Any = None
+) -> tuple[Float[Array, "tokens size"], Int[Array, "size"]]:
+    """(log_probs, token ids) of the rows from number `start` of this shard on, `rows` being all of the shard's.
+
+    ids_of(numbers in the segment) gives the ids, by default the numbers. Rows that are not among the segment's `real`
+    ones have the log-probability −inf and the id `NO_TOKEN`.
+    """
+    size = log_probs.shape[1]
+    number = first_row(rows) + start + jnp.arange(size, dtype=jnp.int32)
+    ids = number if ids_of is None else ids_of(jnp.minimum(number, real - 1))
+    mine = number < real
+    return jnp.where(mine, log_probs, -jnp.inf), jnp.where(mine, ids, NO_TOKEN)
 
 
 def _split_float64(module):

@@ -13,8 +13,9 @@ from flax import nnx
 
 from headlab.costs import HeadCost, Mode, linear_head_cost
 from headlab.embeddings import init_rows, padded_size
-from headlab.heads.base import Head, Loss, Segment
+from headlab.heads.base import Head, Loss, Segment, numbered
 from headlab.ops import LinearSpec, LogitMap, block_logits, linear_loss, linear_statistics
+from headlab.ops.shards import shard_count, sum_shards, take_rows
 
 
 class Normaliser(NamedTuple):
@@ -30,12 +31,34 @@ def tied_weight(embedding: Any, shape: tuple[int, int], vocab_size: int) -> jax.
     if embedding is None:
         raise ValueError("a tied head needs the model's input embedding: pass embedding=")
     weight = embedding.weight[...]
-    if weight.shape != shape or embedding.vocab_size != vocab_size:
+    if all_rows_shape(weight) != shape or embedding.vocab_size != vocab_size:
         raise ValueError(
-            f"the embedding table is {weight.shape} of {embedding.vocab_size} tokens; a tied head of "
-            f"{vocab_size} tokens needs {shape}"
+            f"the embedding table is {all_rows_shape(weight)} of {embedding.vocab_size} tokens; a tied head of "
+            f"{vocab_size} tokens needs {shape}{UNMARKED}"
         )
     return weight
+
+
+#: what an error adds where rows may be a shard's that are not known to be
+UNMARKED = (
+    " (inside a shard_map, rows sharded over 'vocab' are known as such with check_vma=True alone)"
+)
+
+
+def all_rows_shape(rows: jax.Array) -> tuple[int, ...]:
+    """The shape of rows, those of all shards together."""
+    return (rows.shape[0] * shard_count(rows), *rows.shape[1:])
+
+
+def own_logits(spec: Any, h: Any, rows: Any, numbers: jax.Array) -> jax.Array:
+    """The logit of each token's own row, given by its number among the rows of all shards: [tokens], equal on all."""
+    taken, mine = take_rows(rows, numbers)
+
+    def one(h, row):
+        h, row = (jax.tree.map(lambda a: a[None], tree) for tree in (h, row))
+        return spec.logits(spec.products(h, row))[0, 0]
+
+    return sum_shards(jnp.where(mine, jax.vmap(one)(h, taken), 0), *jax.tree.leaves(rows))
 
 
 class LinearHead(Head):
@@ -89,14 +112,22 @@ class LinearHead(Head):
         raise NotImplementedError
 
     def _arrays(self, embedding):
-        return self._weight(embedding), None if self.bias is None else self.bias[...]
+        weight = self._weight(embedding)
+        if all_rows_shape(weight)[0] != self.rows:
+            raise ValueError(
+                f"the weight has {all_rows_shape(weight)[0]} rows; the head has {self.rows}{UNMARKED}"
+            )
+        return weight, None if self.bias is None else self.bias[...]
+
+    def sum_in_blocks(self, sum_blocks: int | None) -> None:
+        self.spec = self.spec._replace(sum_blocks=sum_blocks)
 
     def _context(self, h) -> jax.Array:
         """What the rows of the weight are multiplied by: h, or what a subclass makes of it."""
         return h
 
     def segments(self) -> tuple[Segment, ...]:
-        return (Segment("vocabulary", self.vocab_size),)
+        return (Segment("vocabulary", self.vocab_size, self.rows),)
 
     def normalise(self, h, embedding) -> Normaliser:
         nobody = jnp.zeros(h.shape[0], jnp.int32)  # only the normaliser is read, not the nll
@@ -110,18 +141,13 @@ class LinearHead(Head):
         rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
         block_bias = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size)
         logits = block_logits(norm.context, rows, block_bias, self.spec)
-        ids = start + jnp.arange(size, dtype=jnp.int32)
-        return (logits - norm.max[:, None]) - norm.log_sum[:, None], ids
+        log_probs = (logits - norm.max[:, None]) - norm.log_sum[:, None]
+        return numbered(log_probs, start, segment.size, weight)
 
     def log_prob_at(self, h, norm, ids, embedding):
-        weight, bias = self._arrays(embedding)
         known = (ids >= 0) & (ids < self.vocab_size)
-        safe = jnp.where(known, ids, 0)
-        rows = jnp.take(weight, safe, axis=0)
-        own_bias = None if bias is None else jnp.take(bias, safe)[:, None]
-        logits = jax.vmap(lambda h, row, b: block_logits(h[None], row[None], b, self.spec)[0, 0])(
-            norm.context, rows, own_bias
-        )
+        rows = self._arrays(embedding)
+        logits = own_logits(self.spec, norm.context, rows, jnp.where(known, ids, 0))
         return jnp.where(known, (logits - norm.max) - norm.log_sum, jnp.nan)
 
     def z_penalty(self, norm):

@@ -7,7 +7,7 @@ from flax import nnx
 
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import Embedding, Factorised, init_rows
-from headlab.heads.linear import LinearHead
+from headlab.heads.linear import UNMARKED, LinearHead, all_rows_shape
 from headlab.ops import linear
 
 
@@ -91,10 +91,11 @@ class LowRank(LinearHead):
                 f"headlab.embeddings.Factorised of rank {self.rank}, not {type(embedding).__name__}"
             )
         weight = embedding.weight[...]
-        if weight.shape != (self.rows, self.rank) or embedding.vocab_size != self.vocab_size:
+        shape = all_rows_shape(weight)
+        if shape != (self.rows, self.rank) or embedding.vocab_size != self.vocab_size:
             raise ValueError(
-                f"the embedding's table is {weight.shape} of {embedding.vocab_size} tokens; this tied head of "
-                f"{self.vocab_size} tokens needs {(self.rows, self.rank)}"
+                f"the embedding's table is {shape} of {embedding.vocab_size} tokens; this tied head of "
+                f"{self.vocab_size} tokens needs {(self.rows, self.rank)}{UNMARKED}"
             )
         return weight
 

@@ -8,6 +8,7 @@ one mixed context. One softmax normalises both, in place of the K of a mixture o
 """
 
 import functools
+import inspect
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,10 +17,11 @@ import numpy as np
 from flax import nnx
 
 from headlab.costs import HeadCost, Mode
-from headlab.embeddings import init_rows, padded_size
+from headlab.embeddings import Embedding, init_rows, padded_size
+from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
 from headlab.embeddings.adaptive import TokenOrder
-from headlab.heads.base import Loss, Segment
-from headlab.heads.linear import LinearHead, tied_weight
+from headlab.heads.base import Loss, Segment, numbered
+from headlab.heads.linear import UNMARKED, LinearHead, all_rows_shape
 from headlab.heads.output_matrix import Projection, latent_width, matrix_cost
 from headlab.ops import LinearSpec, Statistics, block_logits, linear_statistics
 from headlab.ops.mixtape import (
@@ -31,6 +33,7 @@ from headlab.ops.mixtape import (
     mix,
     mixtape_statistics,
 )
+from headlab.ops.shards import sum_shards, take_rows
 
 
 class MixtapeNormaliser(NamedTuple):
@@ -53,7 +56,7 @@ class Rows(nnx.Module):
 class Mixtape(LinearHead):
     """A mixture in logit space with a gate a frequent token; see the module for its formula."""
 
-    ties_to: Literal["nothing", "table"]
+    ties_to: Literal["nothing", "adaptive"]
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class Mixtape(LinearHead):
             d_latent: width of the contexts and of w, ≥ 1; None is d_model.
             d_gate: width of v, ≥ 1.
             frequent_share: share of tokens with gates of their own, in (0, 1]; rounded, one token at least.
-            tied: take the model's input embedding for w; needs d_latent = d_model. The table is in the order of ids:
-                each pass gathers it into the order of frequency, which takes a copy of it. Own rows are stored in that
-                order and start normal with standard deviation `init_scale / √d_latent`.
+            tied: take the model's input embedding for w; needs d_latent = d_model. The embedding's rows then are in
+                the order of frequency, in two bands (see `headlab.embeddings.adaptive.Adaptive`), as own ones are,
+                which start normal with standard deviation `init_scale / √d_latent`.
             bias: adds a learned bias a token, zero at first.
             vocab_multiple: the rows of the frequent tokens and those of the rest are each padded to a multiple of this.
             softcap, logit_scale, logits_dtype: see `LinearHead`.
@@ -110,12 +113,12 @@ class Mixtape(LinearHead):
         if not 0 < frequent_share <= 1:
             raise ValueError(f"frequent_share is {frequent_share}; it must be in (0, 1]")
         self.n_experts, self.d_gate, self.biased = n_experts, d_gate, bias
-        frequent = 0 if n_experts == 1 else max(1, round(frequent_share * vocab_size))
+        frequent = _frequent(n_experts, frequent_share, vocab_size)
         self.sizes = (frequent, vocab_size - frequent)
         self.padded = tuple(padded_size(n, vocab_multiple) if n else 0 for n in self.sizes)
-        cutoffs = (frequent,) if all(self.sizes) else ()
-        self.order = TokenOrder(cutoffs, vocab_size, token_counts)
-        self.ties_to = "table" if tied else "nothing"
+        self.cutoffs = _cutoffs(frequent, vocab_size)
+        self.order = None if tied else TokenOrder(self.cutoffs, vocab_size, token_counts)
+        self.ties_to = "adaptive" if tied else "nothing"
 
         def rows(size: int, padded: int) -> Rows | None:
             if not size:
@@ -143,6 +146,30 @@ class Mixtape(LinearHead):
             else None
         )
 
+    @classmethod
+    def input_embedding(
+        cls,
+        *,
+        vocab_size: int,
+        d_model: int,
+        rngs: nnx.Rngs,
+        vocab_multiple: int = 1,
+        init_scale: float = 0.25,
+        token_counts: np.ndarray | None = None,
+        **options: Any,
+    ) -> Embedding:
+        """The embedding that the model builds for this head: where it is tied, one with its two bands of rows."""
+        given: Any = dict(rngs=rngs, vocab_multiple=vocab_multiple, init_scale=init_scale)
+        if not options.get("tied", False):
+            return super().input_embedding(vocab_size=vocab_size, d_model=d_model, **given)
+        defaults = inspect.signature(cls.__init__).parameters
+        n_experts, share = (
+            options.get(key, defaults[key].default) for key in ("n_experts", "frequent_share")
+        )
+        cutoffs = _cutoffs(_frequent(n_experts, share, vocab_size), vocab_size)
+        bands: Any = dict(cutoffs=cutoffs, div_value=1.0, projections=False)
+        return AdaptiveEmbedding(vocab_size, d_model, token_counts=token_counts, **given, **bands)
+
     # --- states and rows ---------------------------------------------------------------------------------------
 
     def _states(self, h) -> tuple[MixtapeStates | None, jax.Array | None]:
@@ -158,18 +185,35 @@ class Mixtape(LinearHead):
         gates = [jax.nn.sigmoid(shared[:, j, None]) for j in range(self.n_experts - 1)]
         return states, mix(leaves, gates).astype(h.dtype)
 
+    def _order(self, embedding) -> TokenOrder:
+        if self.order is None:
+            self._bands(embedding)
+            return embedding.order
+        return self.order
+
+    def _bands(self, embedding) -> list[jax.Array]:
+        """The rows of the embedding's bands, checked to be this head's."""
+        if not isinstance(embedding, AdaptiveEmbedding):
+            raise ValueError(
+                "a tied mixtape needs an input embedding with its bands of rows, as `input_embedding` makes one: pass "
+                f"embedding=, not {type(embedding).__name__}"
+            )
+        found = [band.weight[...] for band in embedding.bands]
+        shapes = [(padded, self.d_latent) for padded in self.padded if padded]
+        if embedding.cutoffs != self.cutoffs or [all_rows_shape(a) for a in found] != shapes:
+            raise ValueError(
+                f"the embedding has cutoffs {embedding.cutoffs} and bands {[all_rows_shape(a) for a in found]}; the "
+                f"head has {self.cutoffs} and {shapes}: build both with the same options{UNMARKED}"
+            )
+        return found
+
     def _weights(self, embedding) -> tuple[jax.Array | None, jax.Array | None]:
         """The rows w of both segments, [padded size, d_latent]."""
         if self.ties_to == "nothing":
             return _value(self.frequent, "weight"), _value(self.rest, "weight")
-        table = tied_weight(embedding, (self.rows, self.d_latent), self.vocab_size)
-        token, first = self.order.token[...], self.sizes[0]
-
-        def gathered(ids, padded):
-            ids = jnp.pad(ids, (0, padded - len(ids)))
-            return jnp.take(table, ids, axis=0) if padded else None
-
-        return gathered(token[:first], self.padded[0]), gathered(token[first:], self.padded[1])
+        bands = iter(self._bands(embedding))
+        frequent, rest = (next(bands) if size else None for size in self.sizes)
+        return frequent, rest
 
     def _segment_rows(self, embedding) -> list[tuple[bool, Any]]:
         """(whether it is the frequent one, `MixtapeRows` or else (weight, bias)) of each segment that has tokens."""
@@ -190,13 +234,13 @@ class Mixtape(LinearHead):
     # --- the contract ------------------------------------------------------------------------------------------
 
     def segments(self) -> tuple[Segment, ...]:
-        named = zip(("frequent", "rest"), self.sizes, strict=True)
-        return tuple(Segment(name, size) for name, size in named if size)
+        named = zip(("frequent", "rest"), self.sizes, self.padded, strict=True)
+        return tuple(Segment(*both) for both in named if both[1])
 
     def _statistics(self, states, mixed, targets, embedding) -> Statistics:
         """Of all tokens together."""
         parts = []
-        known, band, row = self.order.locate(targets)
+        known, band, row = self._order(embedding).locate(targets)
         for place, (gated, rows) in enumerate(self._segment_rows(embedding)):
             holds = band == place
             # An unknown id is unknown in both segments, so that each gives NaN.
@@ -217,11 +261,13 @@ class Mixtape(LinearHead):
     def log_prob_block(self, h, norm, segment, start, size, embedding):
         gated = segment.name == "frequent"
         rows = dict(self._segment_rows(embedding))[gated]
+        weight = rows[0]
         rows = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
-        logits = self._logits(norm, rows, gated)
-        first = start + (0 if gated else self.sizes[0])
-        ids = jax.lax.dynamic_slice_in_dim(self.order.token[...], first, size)
-        return (logits - norm.max[:, None]) - norm.log_sum[:, None], ids
+        log_probs = (self._logits(norm, rows, gated) - norm.max[:, None]) - norm.log_sum[:, None]
+        first, token = 0 if gated else self.sizes[0], self._order(embedding).token[...]
+        return numbered(
+            log_probs, start, segment.size, weight, lambda place: jnp.take(token, first + place)
+        )
 
     def _logits(self, norm, rows, gated: bool):
         """The logits [tokens, rows] of rows of one segment."""
@@ -231,13 +277,12 @@ class Mixtape(LinearHead):
         return block_logits(norm.mixed, rows[0], rows[1], linear_spec)
 
     def log_prob_at(self, h, norm, ids, embedding):
-        known, band, row = self.order.locate(ids)
+        known, band, row = self._order(embedding).locate(ids)
         logits = jnp.zeros_like(norm.max)
         for place, (gated, rows) in enumerate(self._segment_rows(embedding)):
-            own = jnp.where(band == place, row, 0)
-            taken = jax.tree.map(lambda a, own=own: jnp.take(a, own, axis=0), rows)
+            taken, mine = take_rows(rows, jnp.where(band == place, row, -1))
             found = jax.vmap(functools.partial(self._own_logit, gated=gated))(norm, taken)
-            logits = jnp.where(band == place, found, logits)
+            logits = logits + sum_shards(jnp.where(mine, found, 0), rows[0])
         return jnp.where(known, (logits - norm.max) - norm.log_sum, jnp.nan)
 
     def _own_logit(self, norm, row, *, gated: bool):
@@ -291,6 +336,15 @@ class Mixtape(LinearHead):
             + frequent * (self.n_experts * self.d_latent + nodes * self.d_gate)
             + rest * self.d_latent,
         )
+
+
+def _frequent(n_experts: int, frequent_share: float, vocab_size: int) -> int:
+    """How many tokens have gates of their own."""
+    return 0 if n_experts == 1 else min(max(1, round(frequent_share * vocab_size)), vocab_size)
+
+
+def _cutoffs(frequent: int, vocab_size: int) -> tuple[int, ...]:
+    return (frequent,) if 0 < frequent < vocab_size else ()
 
 
 def _value(module, name: str) -> Any:

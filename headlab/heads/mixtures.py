@@ -15,9 +15,10 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode
-from headlab.heads.base import Loss, add_real
+from headlab.heads.base import Loss, add_real, numbered
 from headlab.heads.output_matrix import OutputMatrix, Projection
 from headlab.ops import block_logits, linear_loss, linear_statistics
+from headlab.ops.shards import sum_shards, take_rows
 
 
 class MixtureNormaliser(NamedTuple):
@@ -130,18 +131,18 @@ class MixtureOfSoftmaxes(Mixture):
         rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
         block_bias = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size)
         logits = block_logits(norm.contexts.reshape(-1, self.d_latent), rows, block_bias, self.spec)
-        logits = logits.reshape(-1, self.n_experts, size)
-        return _mix(logits, norm), start + jnp.arange(size, dtype=jnp.int32)
+        log_probs = _mix(logits.reshape(-1, self.n_experts, size), norm)
+        return numbered(log_probs, start, segment.size, weight)
 
     def log_prob_at(self, h, norm, ids, embedding):
         weight, bias = self._arrays(embedding)
         known = (ids >= 0) & (ids < self.vocab_size)
-        safe = jnp.where(known, ids, 0)
-        rows = jnp.take(weight, safe, axis=0)[:, None]
-        own_bias = None if bias is None else jnp.take(bias, safe)[:, None]
+        (rows, own_bias), mine = take_rows((weight, bias), jnp.where(known, ids, 0))
+        own_bias = None if own_bias is None else own_bias[:, None]
         logits = jax.vmap(lambda c, row, b: block_logits(c, row, b, self.spec))(
-            norm.contexts, rows, own_bias
+            norm.contexts, rows[:, None], own_bias
         )
+        logits = sum_shards(jnp.where(mine[:, None, None], logits, 0), weight)
         return jnp.where(known, _mix(logits, norm)[:, 0], jnp.nan)
 
     def z_penalty(self, norm):
@@ -162,7 +163,7 @@ class MixtureOfSoftmaxes(Mixture):
         nll = -logsumexp(log_prior - statistics.nll, axis=1)
         objective = nll
         if label_smoothing:
-            total = self._fold(h, norm, embedding, jnp.zeros_like(nll), add_real)
+            total = self._total(h, norm, embedding, jnp.zeros_like(nll), add_real)
             uniform_nll = -total / self.vocab_size
             objective = (1 - label_smoothing) * nll + label_smoothing * uniform_nll
         if z_loss_weight:

@@ -3,6 +3,8 @@
 It returns hidden states; the head owns the loss and is handed the embedding, so that a tied table has one owner.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,14 +22,21 @@ class Decoder(nnx.Module):
     """A causal language model of `config` over `vocab_size` real tokens."""
 
     def __init__(
-        self, config, vocab_size: int, *, rngs: nnx.Rngs, head_name: str, head_options: dict
+        self,
+        config,
+        vocab_size: int,
+        *,
+        rngs: nnx.Rngs,
+        head_name: str,
+        head_options: dict,
+        shards: int = 1,
     ):
         model = config.model
         self.max_length = model.max_length
         self.dtype = jnp.dtype(config.train.compute_dtype)
         self.rate = model.dropout
         self.remat = model.remat
-        multiple = config.head.vocab_multiple
+        multiple = math.lcm(config.head.vocab_multiple, shards)
         self.embedding = heads.get(head_name).input_embedding(
             vocab_size=vocab_size,
             d_model=model.d_model,
@@ -56,6 +65,7 @@ class Decoder(nnx.Module):
             rngs=rngs,
             vocab_multiple=multiple,
             init_scale=config.groups.head.init_scale,
+            sum_blocks=config.head.sum_blocks if config.head.sum_order == "invariant" else None,
             **head_options,
         )
 
@@ -94,12 +104,14 @@ def build(
     *,
     token_counts: np.ndarray | None = None,
     head_name: str | None = None,
+    shards: int = 1,
 ) -> Decoder:
     """The decoder of a resolved config, initialised from `config.seed`.
 
     `head_name` overrides the config's head (the second phase of late untying is the same config with "untied").
     Random numbers are drawn in the order embedding, positions, blocks, head: models that differ in the head alone start
-    with the same body, and with the same embedding where it is of the same kind.
+    with the same body, and with the same embedding where it is of the same kind. Rows of the vocabulary are padded to a
+    multiple of `head.vocab_multiple` and of `shards`.
 
     Raises UsageError where the head refuses an option.
     """
@@ -112,6 +124,7 @@ def build(
             rngs=nnx.Rngs(config.seed),
             head_name=name,
             head_options={**options, "token_counts": token_counts},
+            shards=shards,
         )
     except ValueError as problem:
         given = ", ".join(f"head.{key}={value}" for key, value in options.items())

@@ -4,8 +4,10 @@ from headlab.ops.attention import causal_attention, softmax
 from headlab.ops.cross_entropy import linear_cross_entropy, linear_loss, linear_statistics
 from headlab.ops.linear import linear
 from headlab.ops.linear_logits import LinearSpec, LogitMap, block_logits
-from headlab.ops.softmax_blocks import Spec, Statistics, Sums, softmax_loss, softmax_statistics
-from headlab.ops.top_k import empty_top_k, merge_top_k, top_k
+from headlab.ops.running import Spec, Statistics
+from headlab.ops.softmax_blocks import Sums, softmax_loss, softmax_statistics
+from headlab.ops.softmax_tree import sum_by_blocks
+from headlab.ops.top_k import best_of_shards, empty_top_k, merge_top_k, top_k
 from headlab.ops.varying import sum_to_like, vary_like, varying_axes
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "Spec",
     "Statistics",
     "Sums",
+    "best_of_shards",
     "block_logits",
     "causal_attention",
     "empty_top_k",
@@ -25,6 +28,7 @@ __all__ = [
     "softmax",
     "softmax_loss",
     "softmax_statistics",
+    "sum_by_blocks",
     "sum_to_like",
     "top_k",
     "vary_like",

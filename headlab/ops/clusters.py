@@ -3,6 +3,10 @@
 Tokens are sorted by cluster, and each cluster's are walked in blocks whose number depends on the data (a loop inside a
 custom VJP), so that under `jit` too the work is proportional to the tokens of each cluster: none is dropped, and no
 cluster is computed for a token of another but for the rest of its last block. `[tokens, rows]` is never held.
+
+Where the rows of clusters are sharded over the mesh axis `vocab`, no collective stands in such a loop: one loop finds
+each shard's part of the statistics, a second its gradients, a third what follows from their sums; what is joined is
+joined between them.
 """
 
 import functools
@@ -12,9 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from headlab.ops import running as run
 from headlab.ops import softmax_blocks as blocks
-from headlab.ops.linear_logits import LinearSpec, LogitMap, accumulator
-from headlab.ops.token_blocks import add_rows, fold_slices
+from headlab.ops import softmax_tree as tree
+from headlab.ops.cluster_walk import Block, Cluster, ClusterSpec, product, put_rows, walk, zeros
+from headlab.ops.linear_logits import LinearSpec, accumulator
+from headlab.ops.shards import first_row, shard_count, sum_shards
+from headlab.ops.token_blocks import add_rows, fold_slices, rows_of_block
 from headlab.ops.varying import sum_to_like, vary_like
 
 
@@ -38,35 +46,6 @@ class HeadSpec(LinearSpec):
         return dh, (*drows, jnp.zeros_like(offset))
 
 
-class Cluster(NamedTuple):
-    """One cluster's arrays: logits are map((h · kernel) · weightᵀ)."""
-
-    kernel: Float[Array, "d_model width"]
-    weight: Float[Array, "rows width"]
-
-
-class ClusterSpec(NamedTuple):
-    """What the clusters need beside their arrays; static under `jit`."""
-
-    sizes: tuple[int, ...]  # real rows of each cluster; those after them are padding
-    logit_map: LogitMap = LogitMap()
-    logits_dtype: str = "float32"  # see LinearSpec
-    token_block: int | None = None  # None: chosen by device
-    vocab_block: int | None = None  # None: chosen by size
-
-    def token_block_of(self, tokens: int) -> int:
-        """Tokens of a block among so many."""
-        return max(1, min(self.token_block or blocks.setting(_TOKEN_BLOCK), tokens))
-
-    def linear(self, cluster: int, tokens: int) -> LinearSpec:
-        """The softmax of one cluster, with the blocks in which it is walked for so many tokens."""
-        token_block = self.token_block_of(tokens)
-        fitting = max(blocks.setting(_BLOCK_LOGITS) // token_block, 1024)
-        vocab_block = self.vocab_block or fitting
-        size = self.sizes[cluster]
-        return LinearSpec(size, self.logit_map, self.logits_dtype, token_block, vocab_block)
-
-
 class ClusterStatistics(NamedTuple):
     """Numbers a token, [tokens], float32 at least, in nats; 0 for a token of no cluster."""
 
@@ -79,11 +58,6 @@ class ClusterSums(NamedTuple):
 
     objective: Array  # Σ nll + z_loss_weight·lse²; the only differentiable one
     nats: Array  # Σ nll
-
-
-# Half a block of each cluster's tokens is computed for nobody, on average; larger ones are multiplied faster.
-_TOKEN_BLOCK = {"cpu": 64, "gpu": 256, "tpu": 256}
-_BLOCK_LOGITS = {"cpu": 1 << 19, "gpu": 32 << 20, "tpu": 16 << 20}
 
 
 def cluster_statistics(
@@ -129,122 +103,140 @@ def cluster_loss(
     return ClusterSums(objective, jax.lax.stop_gradient(nats))
 
 
-# --- tokens by cluster -------------------------------------------------------------------------------------------
-
-
-class _Plan(NamedTuple):
-    """Where tokens stand when sorted by cluster: those of no cluster first."""
-
-    order: Array  # [tokens + padding]: the token at each place
-    place: Array  # [tokens]: the place of each token
-    starts: Array  # [clusters]: the first place of each cluster
-    counts: Array  # [clusters]: its tokens
-
-
-def _plan(own, n_clusters: int, padding: int) -> _Plan:
-    key = jnp.where((own >= 0) & (own < n_clusters), own, -1).astype(jnp.int32)
-    order = jnp.argsort(key, stable=True).astype(jnp.int32)
-    place = jnp.argsort(order).astype(jnp.int32)
-    counts = jnp.sum(key[:, None] == jnp.arange(n_clusters), axis=0, dtype=jnp.int32)
-    ends = own.shape[0] - jnp.sum(counts, dtype=jnp.int32) + jnp.cumsum(counts, dtype=jnp.int32)
-    return _Plan(jnp.pad(order, (0, padding)), place, ends - counts, counts)
-
-
-class _Block(NamedTuple):
-    """A block of the tokens of one cluster."""
-
-    tokens: Array  # [block]: which tokens
-    real: Array  # [block]: whether they are of this cluster
-    rows: Array  # [block]: their rows in it, 0 where not real
-    states: Array  # [block, d_model], 0 where not real
-    latent: Array  # [block, width]: states · kernel
-    cluster: Cluster
-    spec: LinearSpec
-
-
-def _walk(h, clusters, own, rows, spec: ClusterSpec, placed, carries, one):
-    """placed and carries after `one(block, carry) -> (results, carry)` for every block of tokens of every cluster.
-
-    Each cluster has a carry of its own. Results, one a token, are put in `placed` at the places of the tokens; in the
-    end they are given in the order of the tokens, those of no cluster as they were.
-    """
-    tokens = h.shape[0]
-    size = spec.token_block_of(tokens)
-    plan = _plan(own, len(clusters), size)
-    within = jnp.arange(size, dtype=jnp.int32)
-    # A last block reaches beyond its cluster, into places that later clusters write over, or into the padding.
-    placed = jax.tree.map(lambda a: jnp.pad(a, ((0, size), *((0, 0),) * (a.ndim - 1))), placed)
-    done = []
-    for i, (cluster, carry) in enumerate(zip(clusters, carries, strict=True)):
-        start, count, linear = plan.starts[i], plan.counts[i], spec.linear(i, tokens)
-
-        def body(step, state, start=start, count=count, cluster=cluster, linear=linear):
-            placed, carry = state
-            offset = step * size
-            index = jax.lax.dynamic_slice_in_dim(plan.order, start + offset, size)
-            real = offset + within < count
-            states = jnp.where(real[:, None], jnp.take(h, index, axis=0), 0)
-            own_rows = jnp.where(real, jnp.take(rows, index), 0)
-            latent = _product(states, cluster.kernel.astype(h.dtype), 1, 0).astype(h.dtype)
-            block = _Block(index, real, own_rows, states, latent, cluster, linear)
-            results, carry = one(block, carry)
-            return _put(placed, results, start + offset), carry
-
-        trips = (count + size - 1) // size
-        placed, carry = jax.lax.fori_loop(jnp.int32(0), trips, body, (placed, carry))
-        done.append(carry)
-    return jax.tree.map(lambda a: jnp.take(a, plan.place, axis=0), placed), tuple(done)
-
-
-def _put(placed, results, start):
-    return jax.tree.map(
-        lambda a, new: jax.lax.dynamic_update_slice_in_dim(a, new.astype(a.dtype), start, axis=0),
-        placed,
-        results,
-    )
-
-
-def _product(a, b, contract_a: int, contract_b: int):
-    contract = (((contract_a,), (contract_b,)), ((), ()))
-    return jax.lax.dot_general(a, b, contract, preferred_element_type=accumulator(a.dtype))
-
-
-def _zeros(shape, h, clusters, own):
-    zeros = jnp.zeros(shape, accumulator(h.dtype))
-    return vary_like(zeros, h, own, *jax.tree.leaves(clusters))
-
-
 # --- one block of a cluster's tokens -----------------------------------------------------------------------------
 
 
-def _block_statistics(block: _Block) -> blocks.Statistics:
+def _block_statistics(block: Block) -> run.Statistics:
     rows = (block.cluster.weight, None)
     running = blocks.walk_rows(block.latent, rows, block.rows, block.spec, block.latent.shape[0])
-    return blocks.finish(running, block.rows, block.spec)
+    return run.finish(running, block.rows, block.spec)
 
 
-def _block_gradients(block: _Block, stats, nll, log_sum, sums: Cluster):
-    """(dstates, sums + the gradients of the cluster's arrays) for the cotangents of nll and lse, [block] each."""
-    spec, latent, (kernel, weight) = block.spec, block.latent, block.cluster
+def _latent_gradients(block: Block, stats, nll, log_sum, dweight):
+    """(dlatent of this shard's rows, dweight + theirs) for the cotangents of nll and lse, [block] each."""
+    spec, latent, weight = block.spec, block.latent, block.cluster.weight
     nll, log_sum = (jnp.where(block.real, g, 0) for g in (nll, log_sum))
     zero = jnp.zeros_like(nll)
-    g = blocks.Statistics(nll=nll, max=zero, log_sum=log_sum, uniform_nll=zero)
+    g = run.Statistics(nll=nll, max=zero, log_sum=log_sum, uniform_nll=zero)
+    rows = (weight, None)
+    if spec.sum_blocks:
+        sums = (dweight, None)
+        found = tree.shard_gradients(latent, rows, block.rows, stats, g, spec, sums)
+        return found[0], found[1][0]
+    first = first_row(weight)
 
     def step(carry, start, size):
         dlatent, dweight = carry
-        part = blocks.rows_of_block((weight, None), start, size)
+        part = rows_of_block(rows, start, size)
         z = spec.products(latent, part)
-        dlogits = blocks.dlogits_of(spec.logits(z), start, block.rows, stats, g, spec)
+        dlogits = run.dlogits_of(spec.logits(z), first + start, block.rows, stats, g, spec)
         more, (drows, _) = spec.pull(latent, part, z, dlogits)
         return dlatent + more, add_rows(dweight, drows, start)
 
     _, vocab_block = blocks.block_sizes(latent.shape[0], weight.shape[0], spec)
-    zeros = vary_like(jnp.zeros(latent.shape, accumulator(latent.dtype)), sums.weight)
-    dlatent, dweight = fold_slices(step, vocab_block, weight.shape[0], (zeros, sums.weight))
-    narrow = dlatent.astype(latent.dtype)
-    dkernel = _product(narrow, block.states, 0, 0).T
-    dstates = _product(narrow, kernel.astype(latent.dtype), 1, 1)
-    return dstates, Cluster(sums.kernel + dkernel, dweight)
+    carry = (vary_like(jnp.zeros(latent.shape, accumulator(latent.dtype)), dweight), dweight)
+    return fold_slices(step, vocab_block, weight.shape[0], carry)
+
+
+def _through_kernel(block: Block, dlatent, dkernel):
+    """(dstates, dkernel + the block's) for the gradient in the latent."""
+    narrow = dlatent.astype(block.latent.dtype)
+    dstates = product(narrow, block.cluster.kernel.astype(narrow.dtype), 1, 1)
+    return dstates, dkernel + product(narrow, block.states, 0, 0).T
+
+
+# --- joined over the shards --------------------------------------------------------------------------------------
+
+
+def _in_parts(clusters, spec: ClusterSpec) -> bool:
+    """Whether statistics and gradients are made in parts that are joined outside the loops."""
+    weights = [cluster.weight for cluster in clusters]
+    return spec.sum_blocks is not None or shard_count(*weights) > 1
+
+
+def _joined_statistics(h, clusters, own, rows, spec):
+    """(nll, max, log_sum) of each token in its own cluster, from the parts of all shards."""
+    weight = clusters[0].weight
+    parts = 1
+    if spec.sum_blocks:
+        parts, _ = tree.blocks_of_shard(weight, spec.sum_blocks)
+
+    def one(block, carry):
+        own_rows = (block.cluster.weight, None)
+        if spec.sum_blocks:
+            found, _ = tree.tree_parts(block.latent, own_rows, block.rows, block.spec)
+            return tuple(a.T for a in found[:3]), carry
+        size = block.latent.shape[0]
+        found = blocks.walk_rows(block.latent, own_rows, block.rows, block.spec, size)
+        return tuple(a[:, None] for a in found[:3]), carry
+
+    blank = zeros((h.shape[0], parts), (h, clusters, own))
+    placed = (blank, blank, blank)
+    found, _ = walk(h, clusters, own, rows, spec, placed, ((),) * len(clusters), one)
+    largest, sum_exp, target = (a.T for a in found)
+    running = run.Running(largest, sum_exp, target, jnp.zeros_like(target))
+
+    def finish(joined, own):
+        inside = (own >= 0) & (own < len(clusters))
+        shift = run.finite(joined.max)
+        log_sum = jnp.where(inside, jnp.log(joined.sum_exp), 0)
+        nll = jnp.where(inside, log_sum - (joined.target - shift), 0)
+        return nll, jnp.where(inside, shift, 0), log_sum
+
+    if spec.sum_blocks:
+        return tree.join_parts(running, lambda _: 0, weight, finish, own)
+    return finish(run.join_shards(jax.tree.map(lambda a: a[0], running), 0, weight), own)
+
+
+def _joined_gradients(h, clusters, own, rows, spec, stats, cotangent):
+    """(dh, dclusters), dh and those of kernels equal on all shards."""
+
+    def first(block, carry):
+        dlatents, dweight = carry
+        own_stats, nll, log_sum = _of_block(block, stats, cotangent)
+        dlatent, dweight = _latent_gradients(block, own_stats, nll, log_sum, dweight)
+        return (), (put_rows(dlatents, dlatent, block.place), dweight)
+
+    size = spec.token_block_of(h.shape[0])
+    everything = (h, clusters, own, cotangent)
+    carries = tuple(
+        (
+            zeros((h.shape[0] + size, cluster.kernel.shape[1]), everything),
+            zeros(cluster.weight.shape, everything),
+        )
+        for cluster in clusters
+    )
+    _, done = walk(h, clusters, own, rows, spec, (), carries, first)
+    dlatents, dweights = zip(*done, strict=True)
+    weight = clusters[0].weight
+    add_up = tree.sum_parts if spec.sum_blocks else sum_shards
+    dlatents = add_up(dlatents, weight)
+
+    def second(block, carry):
+        dlatents, dkernel = carry
+        dlatent = jax.lax.dynamic_slice_in_dim(dlatents, block.place, size)
+        dlatent = jnp.where(block.real[:, None], dlatent, 0)
+        dstates, dkernel = _through_kernel(block, dlatent, dkernel)
+        return dstates, (dlatents, dkernel)
+
+    kernels = tuple(cluster.kernel for cluster in clusters)
+    like = (h, kernels, own, cotangent)
+    carries = tuple(
+        (dlatent, zeros(kernel.shape, like))
+        for dlatent, kernel in zip(dlatents, kernels, strict=True)
+    )
+    dh, done = walk(h, clusters, own, rows, spec, zeros(h.shape, like), carries, second)
+    return dh, tuple(
+        Cluster(dkernel, dweight) for (_, dkernel), dweight in zip(done, dweights, strict=True)
+    )
+
+
+def _of_block(block: Block, stats, cotangent):
+    """(statistics, cotangent of nll, cotangent of log_sum) of the block's tokens."""
+    (nll, largest, log_sum), (g_nll, _, g_log_sum) = jax.tree.map(
+        lambda a: jnp.take(a, block.tokens), (stats, cotangent)
+    )
+    return run.Statistics(nll, largest, log_sum, jnp.zeros_like(nll)), g_nll, g_log_sum
 
 
 # --- numbers a token ---------------------------------------------------------------------------------------------
@@ -252,15 +244,18 @@ def _block_gradients(block: _Block, stats, nll, log_sum, sums: Cluster):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _statistics(h, clusters, own, rows, spec):
-    """(nll, max, log_sum) of each token in its own cluster."""
+    """(nll, max, log_sum) of each token in its own cluster, equal on all shards."""
+    if _in_parts(clusters, spec):
+        return _joined_statistics(h, clusters, own, rows, spec)
 
     def one(block, carry):
         stats = _block_statistics(block)
         return (stats.nll, stats.max, stats.log_sum), carry
 
-    zero = _zeros(h.shape[0], h, clusters, own)
+    zero = zeros(h.shape[0], (h, clusters, own))
     placed = (zero, zero, zero)
-    return _walk(h, clusters, own, rows, spec, placed, ((),) * len(clusters), one)[0]
+    found, _ = walk(h, clusters, own, rows, spec, placed, ((),) * len(clusters), one)
+    return sum_shards(found, clusters[0].weight)  # of one shard
 
 
 def _statistics_forward(h, clusters, own, rows, spec):
@@ -279,16 +274,18 @@ _statistics.defvjp(_statistics_forward, _statistics_backward)
 
 def _gradients(spec, h, clusters, own, rows, stats, cotangent):
     """(dh, dclusters) of the statistics, every block made again."""
+    if _in_parts(clusters, spec):
+        return _joined_gradients(h, clusters, own, rows, spec, stats, cotangent)
 
     def one(block, sums):
-        (nll, largest, log_sum), (g_nll, _, g_log_sum) = jax.tree.map(
-            lambda a: jnp.take(a, block.tokens), (stats, cotangent)
-        )
-        found = blocks.Statistics(nll, largest, log_sum, jnp.zeros_like(nll))
-        return _block_gradients(block, found, g_nll, g_log_sum, sums)
+        own_stats, nll, log_sum = _of_block(block, stats, cotangent)
+        dlatent, dweight = _latent_gradients(block, own_stats, nll, log_sum, sums.weight)
+        dstates, dkernel = _through_kernel(block, dlatent, sums.kernel)
+        return dstates, Cluster(dkernel, dweight)
 
-    sums = jax.tree.map(lambda a: _zeros(a.shape, h, clusters, own), clusters)
-    return _walk(h, clusters, own, rows, spec, _zeros(h.shape, h, clusters, own), sums, one)
+    like = (h, clusters, own, cotangent)
+    sums = jax.tree.map(lambda a: zeros(a.shape, like), clusters)
+    return walk(h, clusters, own, rows, spec, zeros(h.shape, like), sums, one)
 
 
 # --- sums for training -------------------------------------------------------------------------------------------
@@ -297,7 +294,12 @@ def _gradients(spec, h, clusters, own, rows, stats, cotangent):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _loss(h, clusters, own, rows, spec, z_loss_weight):
     nll, largest, log_sum = _statistics(h, clusters, own, rows, spec)
-    penalty = z_loss_weight * (largest + log_sum) ** 2 if z_loss_weight else 0
+    return _sums(nll, largest + log_sum, z_loss_weight)
+
+
+def _sums(nll, lse, z_loss_weight):
+    """(objective, nats) of some tokens, those of no cluster 0."""
+    penalty = z_loss_weight * lse**2 if z_loss_weight else 0
     return jnp.sum(nll + penalty), jnp.sum(nll)
 
 
@@ -309,24 +311,34 @@ def _loss_forward(h, clusters, own, rows, spec, z_loss_weight):
 
 def _loss_and_gradients(z_loss_weight, spec, h, clusters, own, rows):
     """((objective, nats), (dh, dclusters))."""
+    if _in_parts(clusters, spec):
+        stats = nll, largest, log_sum = _joined_statistics(h, clusters, own, rows, spec)
+        lse = largest + log_sum
+        cotangent = (jnp.ones_like(nll), jnp.zeros_like(nll), 2 * z_loss_weight * lse)
+        gradients = _joined_gradients(h, clusters, own, rows, spec, stats, cotangent)
+        return _sums(nll, lse, z_loss_weight), gradients
 
     def one(block, carry):
         objective, nats, sums = carry
         stats = _block_statistics(block)
         lse = stats.max + stats.log_sum
-        nll = jnp.where(block.real, stats.nll, 0)
-        penalty = z_loss_weight * jnp.where(block.real, lse, 0) ** 2 if z_loss_weight else 0
+        more = _sums(
+            jnp.where(block.real, stats.nll, 0), jnp.where(block.real, lse, 0), z_loss_weight
+        )
         g_log_sum = 2 * z_loss_weight * lse
-        dstates, sums = _block_gradients(block, stats, jnp.ones_like(nll), g_log_sum, sums)
-        return dstates, (objective + jnp.sum(nll + penalty), nats + jnp.sum(nll), sums)
+        one = jnp.ones_like(lse)
+        dlatent, dweight = _latent_gradients(block, stats, one, g_log_sum, sums.weight)
+        dstates, dkernel = _through_kernel(block, dlatent, sums.kernel)
+        return dstates, (objective + more[0], nats + more[1], Cluster(dkernel, dweight))
 
-    zero = _zeros((), h, clusters, own)
-    sums = jax.tree.map(lambda a: _zeros(a.shape, h, clusters, own), clusters)
+    like = (h, clusters, own)
+    zero = zeros((), like)
+    sums = jax.tree.map(lambda a: zeros(a.shape, like), clusters)
     carries = tuple((zero, zero, own_sums) for own_sums in sums)
-    placed = _zeros(h.shape, h, clusters, own)
-    dh, done = _walk(h, clusters, own, rows, spec, placed, carries, one)
+    dh, done = walk(h, clusters, own, rows, spec, zeros(h.shape, like), carries, one)
     objective, nats, dclusters = zip(*done, strict=True)
-    return (sum(objective), sum(nats)), (dh, dclusters)
+    totals = sum_shards((sum(objective), sum(nats)), clusters[0].weight)  # of one shard
+    return totals, (dh, dclusters)
 
 
 def _loss_backward(spec, z_loss_weight, residuals, cotangent):
@@ -341,7 +353,7 @@ _loss.defvjp(_loss_forward, _loss_backward)
 
 def _narrowed(gradients: Any, primals: Any) -> Any:
     """Gradients in the dtypes of their primals, summed over the mesh axes that those do not vary over."""
-    return jax.tree.map(lambda d, p: sum_to_like(d.astype(p.dtype), p), gradients, primals)
+    return jax.tree.map(lambda d, p: sum_to_like(d, p).astype(p.dtype), gradients, primals)
 
 
 # --- no second derivatives ---------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from headlab.ops.linear_logits import LinearSpec, LogitMap
-from headlab.ops.softmax_blocks import Statistics, Sums, softmax_loss, softmax_statistics
+from headlab.ops.running import Statistics
+from headlab.ops.shards import shard_count
+from headlab.ops.softmax_blocks import Sums, softmax_loss, softmax_statistics
 
 
 def linear_cross_entropy(
@@ -54,6 +56,10 @@ def linear_cross_entropy(
     matrix multiplies; else blocks of logits are made again in the backward pass, four in all, and peak memory beyond
     inputs and gradients is a block of logits and its gradients. `vmap`, `jit`, `jax.checkpoint` and reverse-mode
     derivatives of any order work; JAX refuses forward-mode ones with a TypeError.
+
+    In the body of a `jax.shard_map` (with `check_vma=True`) whose weight and bias are sharded by rows over the mesh
+    axis "vocab", h and targets being whole, the value is that of all rows and equal on all shards; `vocab_size` counts
+    the real rows of all.
 
     Raises:
         ValueError: shapes that do not fit, or an option outside its range. TypeError: a dtype that does not fit.
@@ -175,10 +181,11 @@ def linear_spec(
         raise ValueError(f"softcap is {softcap}; it must be positive and finite, or None")
     if logit_scale == 0 or not abs(logit_scale) < math.inf:
         raise ValueError(f"logit_scale is {logit_scale}; it must be finite and not 0")
-    real = weight.shape[0] if vocab_size is None else vocab_size
-    if not 1 <= real <= weight.shape[0]:
+    rows = weight.shape[0] * shard_count(weight)
+    real = rows if vocab_size is None else vocab_size
+    if not 1 <= real <= rows:
         raise ValueError(
-            f"vocab_size is {vocab_size}; weight has {weight.shape[0]} rows, so it must be in 1 … {weight.shape[0]}"
+            f"vocab_size is {vocab_size}; weight has {rows} rows, so it must be in 1 … {rows}"
         )
     return LinearSpec(
         real,

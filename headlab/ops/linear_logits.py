@@ -43,6 +43,7 @@ class LinearSpec(NamedTuple):
     logits_dtype: str = "float32"  # the dtype that products are rounded to before the map
     token_block: int | None = None  # None: chosen by size
     vocab_block: int | None = None
+    sum_blocks: int | None = None  # K; see `headlab.ops.softmax_tree`
 
     def products(self, h: Array, rows: tuple[Array, Array | None]) -> Array:
         """z = weight·hᵀ + bias, [rows, tokens]; operands in the dtype of `h`, accumulated in float32 at least."""

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from headlab.ops.linear_logits import LinearSpec, LogitMap
-from headlab.ops.softmax_blocks import Statistics, block_sizes, softmax_statistics
+from headlab.ops.running import Statistics
+from headlab.ops.shards import shard_count
+from headlab.ops.softmax_blocks import block_sizes, softmax_statistics
 
 
 class MixtapeStates(NamedTuple):
@@ -64,6 +66,11 @@ class MixtapeSpec(NamedTuple):
     def vocab_block(self) -> int | None:
         """Rows of a block."""
         return self.linear.vocab_block
+
+    @property
+    def sum_blocks(self) -> int | None:
+        """The number of blocks of an order of sums."""
+        return self.linear.sum_blocks
 
     def products(self, h: MixtapeStates, rows: MixtapeRows) -> MixtapeProducts:
         """Products of every context, pre-activations of every gate, and the bias; see `MixtapeProducts`."""
@@ -158,7 +165,9 @@ def mixtape_statistics(
 ) -> Statistics:
     """`softmax_statistics` of a mixtape's logits, in blocks that are smaller as more is held for each logit."""
     experts = h.contexts.shape[1]
-    tokens, size = block_sizes(h.contexts.shape[0], rows.weight.shape[0], spec)
+    # With an order of sums, blocks must not depend on the number of shards.
+    count = rows.weight.shape[0] * (shard_count(rows.weight) if spec.sum_blocks else 1)
+    tokens, size = block_sizes(h.contexts.shape[0], count, spec)
     if spec.token_block is None:
         tokens = max(tokens // (2 * experts - 1), min(tokens, 8))
     linear = spec.linear._replace(token_block=tokens, vocab_block=size)

@@ -8,68 +8,46 @@ linear heads, a few products mixed for others. Two faces of one computation:
 * `softmax_loss` gives the sums that training needs. Where all rows are few enough for one block, it makes the gradients
   beside them (three matrix multiplies in place of four), with the tokens outermost.
 
-The running maximum m, s = Σ exp(t − m) and t_target − m are combined as nll = log s − (t_target − m): two large numbers
-are never subtracted afterwards, so equal logits of any size still give the logarithm of their count.
+Inside a `jax.shard_map` with rows sharded over the mesh axis `vocab` and `check_vma=True`, the results are those of all
+rows, equal on all shards: a few numbers a token and dh cross the axis. `spec.sum_blocks` makes their bits independent
+of the number of shards; see `headlab.ops.softmax_tree`.
 """
 
 import functools
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from headlab.ops.linear_logits import accumulator
+from headlab.ops.running import (
+    Running,
+    Spec,
+    Statistics,
+    advance,
+    dlogits_of,
+    finish,
+    join_shards,
+    or_nan,
+    real_rows,
+    start,
+)
+from headlab.ops.shards import first_row, shard_count
+from headlab.ops.softmax_tree import tree_gradients, tree_statistics
 from headlab.ops.token_blocks import (
     add_rows,
     as_bits,
     fold_slices,
     from_bits,
     map_blocks,
+    rows_of_block,
     scan_blocks,
     set_rows,
     slice_rows,
 )
 from headlab.ops.varying import sum_to_like, vary_like
-
-
-class Spec(Protocol):
-    """What makes logits out of states and rows; hashable, static under `jit`.
-
-    States `h` are a pytree of arrays with a leading axis of tokens, `rows` one with a leading axis of vocabulary rows;
-    all arrays of logits have the shape [rows, tokens], float32 at least.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """Real rows; those after them are padding."""
-
-    @property
-    def token_block(self) -> int | None:
-        """Tokens of a block; None: chosen by size."""
-
-    @property
-    def vocab_block(self) -> int | None:
-        """Rows of a block; None: chosen by size."""
-
-    def products(self, h: Any, rows: Any) -> Any:
-        """What the logits and their gradient are made of: a pytree of [rows, tokens, ...] arrays."""
-
-    def logits(self, z: Any) -> Array:
-        """The logits [rows, tokens] of `products`."""
-
-    def pull(self, h: Any, rows: Any, z: Any, dlogits: Array) -> tuple[Any, Any]:
-        """(dh, drows), like h and rows but float32 at least, for a gradient in the logits."""
-
-
-class Statistics(NamedTuple):
-    """Numbers a token, all [tokens], float32 at least, in nats."""
-
-    nll: Array  # −log p(target); NaN, gradient too, where the target is outside [0, vocab_size)
-    max: Array  # the largest logit; a constant to differentiation
-    log_sum: Array  # log Σ exp(logits − max); lse = max + log_sum, with lse's gradient
-    uniform_nll: Array  # −(1/V) Σ_v log p(v): the cross-entropy against the uniform distribution
 
 
 class Sums(NamedTuple):
@@ -78,15 +56,6 @@ class Sums(NamedTuple):
     objective: Array  # Σ (1−α)·nll + α·uniform_nll + z·lse²; the only differentiable one
     nats: Array  # Σ nll
     weight: Array  # number of counted tokens
-
-
-class _Running(NamedTuple):
-    """What is known of each token's logits after some blocks, all [tokens]."""
-
-    max: Array
-    sum_exp: Array  # Σ exp(t − max)
-    target: Array  # t_target, 0 until its block was seen
-    centred: Array  # Σ (t − max) over real rows
 
 
 # A block of logits of about this many bytes stays in a CPU's outer cache; accelerators want larger matrix multiplies.
@@ -124,10 +93,24 @@ def block_sizes(tokens: int, rows: int, spec: Spec) -> tuple[int, int]:
 
 
 def made_in_forward(rows: Any, tokens: int, spec: Spec) -> bool:
-    """Whether `softmax_loss` makes gradients beside the loss: all rows are one block, and their gradient is small."""
-    _, vocab_block = block_sizes(tokens, _count(rows), spec)
-    size = sum(math.prod(a.shape) for a in jax.tree.leaves(rows))
-    return vocab_block >= _count(rows) and 4 * size <= _LARGEST_HELD
+    """Whether `softmax_loss` makes gradients beside the loss: all rows are one block, and their gradient is small.
+
+    With an order of sums, the rows of all shards are looked at: the answer must not depend on their number.
+    """
+    leaves = jax.tree.leaves(rows)
+    shards = shard_count(*leaves) if spec.sum_blocks else 1
+    count = _count(rows) * shards
+    _, vocab_block = block_sizes(tokens, count, spec)
+    size = shards * sum(math.prod(a.shape) for a in leaves)
+    return vocab_block >= count and 4 * size <= _LARGEST_HELD
+
+
+def _tree_tokens(tokens: int, rows: Any, spec: Spec) -> int:
+    """Tokens of a block in an order of sums, whatever the number of shards."""
+    count = _count(rows) * shard_count(*jax.tree.leaves(rows))
+    if not made_in_forward(rows, tokens, spec):
+        count = count // (spec.sum_blocks or 1)
+    return block_sizes(tokens, count, spec)[0]
 
 
 # --- numbers a token ---------------------------------------------------------------------------------------------
@@ -145,12 +128,19 @@ def softmax_statistics(h: Any, rows: Any, targets: Int[Array, "tokens"], spec: S
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _statistics(h, rows, targets, spec):
+    if spec.sum_blocks:
+
+        def one(h, targets):
+            return tree_statistics(h, rows, targets, spec)[0]
+
+        return map_blocks(one, _tree_tokens(_count(h), rows, spec), h, targets)
     token_block, _ = block_sizes(_count(h), _count(rows), spec)
 
-    def one(h, targets):
-        return finish(walk_rows(h, rows, targets, spec, token_block), targets, spec)
+    def local(h, targets):
+        return walk_rows(h, rows, targets, spec, token_block)
 
-    return map_blocks(one, token_block, h, targets)
+    running = map_blocks(local, token_block, h, targets)
+    return finish(_joined(running, rows, spec), targets, spec)
 
 
 def _statistics_forward(h, rows, targets, spec):
@@ -160,39 +150,44 @@ def _statistics_forward(h, rows, targets, spec):
 
 def _statistics_backward(spec, residuals, cotangent: Statistics):
     h, rows, targets, maximum, log_sum = residuals
-    g = cotangent._replace(nll=_or_nan(cotangent.nll, targets, spec))
+    g = cotangent._replace(nll=or_nan(cotangent.nll, targets, spec))
     stats = Statistics(g.nll, maximum, log_sum, g.uniform_nll)
-    gradients = _gradients if all(_wide(a) for a in jax.tree.leaves(rows)) else _first_order
-    dh, drows = gradients(h, rows, targets, stats, g, spec)
-    return _summed(dh, h), _summed(drows, rows), None
+    if spec.sum_blocks:
+        dh, drows = _tree_gradients(h, rows, targets, stats, g, spec)
+    else:
+        gradients = _gradients if all(_wide(a) for a in jax.tree.leaves(rows)) else _first_order
+        dh, drows = gradients(h, rows, targets, stats, g, spec)
+    return _narrowed(dh, h), _narrowed(drows, rows), None
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)
 
 
 def _gradients(h, rows, targets, stats: Statistics, g: Statistics, spec: Spec):
-    """(dh, drows) of the statistics in the dtypes of h and rows, every block of logits made again.
+    """(dh of this shard, float32 at least, and drows in the dtype of rows), every block of logits made again.
 
     The vocabulary is outermost: the gradient of a row is finished and rounded before the next rows begin.
     """
     token_block, vocab_block = block_sizes(_count(h), _count(rows), spec)
     tokens = (h, targets, stats, g)
+    first = first_row(*jax.tree.leaves(rows))
 
-    def rows_step(carry, start, size):
+    def rows_step(carry, place, size):
         dh, drows = carry
-        block = rows_of_block(rows, start, size)
+        block = rows_of_block(rows, place, size)
 
         def tokens_step(carry, token_start, token_size):
             dh, dblock = carry
             part, own_targets, own_stats, own_g = slice_rows(tokens, token_start, token_size)
             z = spec.products(part, block)
-            dlogits = dlogits_of(spec.logits(z), start, own_targets, own_stats, own_g, spec)
+            dlogits = dlogits_of(spec.logits(z), first + place, own_targets, own_stats, own_g, spec)
             more_h, more = spec.pull(part, block, z, dlogits)
             return add_rows(dh, more_h, token_start), jax.tree.map(jnp.add, dblock, more)
 
         zeros = _zeros(block, h, rows, g.nll)
         dh, dblock = fold_slices(tokens_step, token_block, _count(h), (dh, zeros))
-        return dh, set_rows(drows, as_bits(_rounded(dblock, rows)), start)
+        rounded = jax.tree.map(lambda d, p: d.astype(p.dtype), dblock, rows)
+        return dh, set_rows(drows, as_bits(rounded), place)
 
     empty = jax.tree.map(
         lambda a: vary_like(jnp.zeros_like(a), *jax.tree.leaves((h, rows, g.nll))), as_bits(rows)
@@ -200,7 +195,19 @@ def _gradients(h, rows, targets, stats: Statistics, g: Statistics, spec: Spec):
     dh, drows = fold_slices(
         rows_step, vocab_block, _count(rows), (_zeros(h, h, rows, g.nll), empty)
     )
-    return _rounded(dh, h), from_bits(drows, rows)
+    return dh, from_bits(drows, rows)
+
+
+def _tree_gradients(h, rows, targets, stats: Statistics, g: Statistics, spec: Spec):
+    """(dh, equal on all shards, and drows), float32 at least, in the order of `spec.sum_blocks`."""
+
+    def one(drows, h, targets, stats, g):
+        dh, drows = tree_gradients(h, rows, targets, stats, g, spec, drows)
+        return drows, dh
+
+    token_block = _tree_tokens(_count(h), rows, spec)
+    drows, dh = scan_blocks(one, token_block, _zeros(rows, h, rows, g.nll), h, targets, stats, g)
+    return dh, drows
 
 
 # --- sums for training -------------------------------------------------------------------------------------------
@@ -253,119 +260,79 @@ def _objective(stats: Statistics, where, z_loss_weight: float, label_smoothing: 
 
 
 def _loss_forward(h, rows, targets, where, spec, z_loss_weight, label_smoothing):
-    token_block, _ = block_sizes(_count(h), _count(rows), spec)
-
     def one(drows, h, targets, where):
-        z = spec.products(h, rows)
-        logits = spec.logits(z)
-        stats = finish(_advance(_start(h, rows), logits, 0, targets, spec), targets, spec)
+        if spec.sum_blocks:
+            stats, z = tree_statistics(h, rows, targets, spec, keep=True)
+        else:
+            running, z = _all_rows(h, rows, targets, spec)
+            stats = finish(running, targets, spec)
         objective, nats = _objective(stats, where, z_loss_weight, label_smoothing)
-        counted = where.astype(logits.dtype)
+        counted = where.astype(stats.nll.dtype)
         g = Statistics(
-            nll=_or_nan(counted * (1 - label_smoothing), targets, spec),
+            nll=or_nan(counted * (1 - label_smoothing), targets, spec),
             max=jnp.zeros_like(counted),
             log_sum=counted * 2 * z_loss_weight * (stats.max + stats.log_sum),
             uniform_nll=counted * label_smoothing,
         )
-        dh, more = spec.pull(h, rows, z, dlogits_of(logits, 0, targets, stats, g, spec))
-        return jax.tree.map(jnp.add, drows, more), (dh, objective, nats)
+        if spec.sum_blocks:
+            dh, drows = tree_gradients(h, rows, targets, stats, g, spec, drows, z)
+        else:
+            first = first_row(*jax.tree.leaves(rows))
+            dlogits = dlogits_of(spec.logits(z), first, targets, stats, g, spec)
+            dh, more = spec.pull(h, rows, z, dlogits)
+            drows = jax.tree.map(jnp.add, drows, more)
+        return drows, (dh, objective, nats)
 
+    if spec.sum_blocks:
+        token_block = _tree_tokens(_count(h), rows, spec)
+    else:
+        token_block, _ = block_sizes(_count(h), _count(rows), spec)
     zeros = _zeros(rows, h, rows, where)
     drows, (dh, objective, nats) = scan_blocks(one, token_block, zeros, h, targets, where)
     return (jnp.sum(objective), jnp.sum(nats)), (dh, drows, h, rows)
+
+
+def _all_rows(h, rows, targets, spec: Spec) -> tuple[Running, Any]:
+    """(the statistics of the rows of all shards, the products of this shard's), all rows one block."""
+    z = spec.products(h, rows)
+    first = first_row(*jax.tree.leaves(rows))
+    running = advance(start(h, rows), spec.logits(z), 0, first, targets, spec)
+    return _joined(running, rows, spec), z
+
+
+def _joined(running: Running, rows: Any, spec: Spec) -> Running:
+    """The statistics of the rows of all shards."""
+    leaves = jax.tree.leaves(rows)
+    count = real_rows(first_row(*leaves), _count(rows), spec)
+    return join_shards(running, count, *leaves)
 
 
 def _loss_backward(spec, z_loss_weight, label_smoothing, residuals, cotangent):
     dh, drows, h, rows = residuals
     g, _ = cotangent  # the pure nats are reported, never differentiated
     dh, drows = jax.tree.map(lambda d: g * d, (dh, drows))
-    dh, drows = _rounded(dh, h), _rounded(drows, rows)
-    return _summed(dh, h), _summed(drows, rows), None, None
+    return _narrowed(dh, h), _narrowed(drows, rows), None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-# --- one block ---------------------------------------------------------------------------------------------------
+# --- one block of tokens -----------------------------------------------------------------------------------------
 
 
-def walk_rows(h, rows, targets, spec: Spec, token_block: int) -> _Running:
-    """The running statistics of a block of tokens after all blocks of the vocabulary."""
+def walk_rows(h, rows, targets, spec: Spec, token_block: int) -> Running:
+    """The running statistics of a block of tokens after all blocks of this shard's rows."""
     total = _count(rows)
     _, vocab_block = block_sizes(token_block, total, spec)
+    first = first_row(*jax.tree.leaves(rows))
 
-    def step(running, start, size):
-        block = rows_of_block(rows, start, size)
-        return _advance(running, spec.logits(spec.products(h, block)), start, targets, spec)
+    def step(running, place, size):
+        block = rows_of_block(rows, place, size)
+        seen = jnp.minimum(place, real_rows(first, total, spec))
+        logits = spec.logits(spec.products(h, block))
+        return advance(running, logits, seen, first + place, targets, spec)
 
-    return fold_slices(step, vocab_block, total, _start(h, rows))
-
-
-def _start(h, rows) -> _Running:
-    first = jax.tree.leaves(h)[0]
-    zero = jnp.zeros(first.shape[0], accumulator(first.dtype))
-    like = jax.tree.leaves((h, rows))
-    return _Running(*(vary_like(x, *like) for x in (zero - jnp.inf, zero, zero, zero)))
-
-
-def _advance(running: _Running, logits, start, targets, spec: Spec) -> _Running:
-    """Takes the logits of rows from `start` on into the running statistics; padded rows count for nothing."""
-    size = logits.shape[0]
-    ids = start + jnp.arange(size, dtype=jnp.int32)[:, None]
-    real = ids < spec.vocab_size
-    shown = jnp.where(real, logits, -jnp.inf)
-    new_max = jnp.maximum(running.max, jnp.max(shown, axis=0))
-    # A block (or all so far) may hold padding only: its maximum is −inf, and 0 is subtracted in its place.
-    old, new = _finite(running.max), _finite(new_max)
-    seen = jnp.minimum(start, spec.vocab_size).astype(logits.dtype)
-    return _Running(
-        new_max,
-        # exp(−inf − new) = 0 where nothing was seen; exp(0 − new) would overflow when all logits are very negative.
-        running.sum_exp * jnp.exp(running.max - new) + jnp.sum(jnp.exp(shown - new), axis=0),
-        running.target + jnp.sum(jnp.where(ids == targets, logits, 0), axis=0),
-        running.centred + seen * (old - new) + jnp.sum(jnp.where(real, logits - new, 0), axis=0),
-    )
-
-
-def _finite(x: Array) -> Array:
-    return jnp.where(jnp.isneginf(x), 0, x)
-
-
-def finish(running: _Running, targets, spec: Spec) -> Statistics:
-    """The statistics of tokens whose rows have all been seen."""
-    shift = _finite(running.max)
-    log_sum = jnp.log(running.sum_exp)
-    nll = jnp.where(_known(targets, spec), log_sum - (running.target - shift), jnp.nan)
-    return Statistics(nll, shift, log_sum, log_sum - running.centred / spec.vocab_size)
-
-
-def dlogits_of(logits, start, targets, stats: Statistics, g: Statistics, spec: Spec):
-    """The gradient in the logits of the statistics weighted by the cotangents `g`.
-
-    (g_nll + g_log_sum + g_uniform)·p_v − g_nll·[v = target] − g_uniform/V, zero in padded rows.
-    """
-    ids = start + jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
-    share = g.nll + g.log_sum + g.uniform_nll
-    dlogits = share * jnp.exp((logits - stats.max) - stats.log_sum)
-    dlogits = dlogits - jnp.where(ids == targets, g.nll, 0)
-    dlogits = dlogits - g.uniform_nll / spec.vocab_size
-    return jnp.where(ids < spec.vocab_size, dlogits, 0)
-
-
-def _known(targets, spec: Spec):
-    return (targets >= 0) & (targets < spec.vocab_size)
-
-
-def _or_nan(g, targets, spec: Spec):
-    """A cotangent of nll, NaN where nll is NaN for its target and somebody counts it."""
-    return jnp.where(_known(targets, spec) | (g == 0), g, jnp.nan)
-
-
-def rows_of_block(rows: Any, start, size: int) -> Any:
-    """Rows start … start+size−1, tied to `start`: else XLA on CPU converts all of bfloat16 rows before a loop."""
-    if isinstance(start, jax.Array):
-        rows, start = jax.lax.optimization_barrier((rows, start))
-    return slice_rows(rows, start, size)
+    return fold_slices(step, vocab_block, total, start(h, rows))
 
 
 def _zeros(tree: Any, *like: Any) -> Any:
@@ -375,13 +342,9 @@ def _zeros(tree: Any, *like: Any) -> Any:
     )
 
 
-def _rounded(gradients: Any, primals: Any) -> Any:
-    return jax.tree.map(lambda d, p: d.astype(p.dtype), gradients, primals)
-
-
-def _summed(gradients: Any, primals: Any) -> Any:
-    """Gradients summed over the mesh axes that their primals do not vary over."""
-    return jax.tree.map(sum_to_like, gradients, primals)
+def _narrowed(gradients: Any, primals: Any) -> Any:
+    """Gradients summed over the mesh axes that their primals do not vary over, in the dtypes of the primals."""
+    return jax.tree.map(lambda d, p: sum_to_like(d, p).astype(p.dtype), gradients, primals)
 
 
 def _wide(array: Array) -> bool:

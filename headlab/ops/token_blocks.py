@@ -85,3 +85,10 @@ def from_bits(tree, like):
         return jax.lax.bitcast_convert_type(a, like.dtype) if a.dtype == jnp.uint16 else a
 
     return jax.tree.map(numbers, tree, like)
+
+
+def rows_of_block(rows, start, size: int):
+    """Rows start … start+size−1, tied to `start`: else XLA on CPU converts all of bfloat16 rows before a loop."""
+    if isinstance(start, jax.Array):
+        rows, start = jax.lax.optimization_barrier((rows, start))
+    return slice_rows(rows, start, size)

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from headlab.ops.cross_entropy import check_linear, linear_spec
 from headlab.ops.linear_logits import accumulator
+from headlab.ops.shards import first_row, gather_shards
 from headlab.ops.softmax_blocks import block_sizes, softmax_statistics
 from headlab.ops.token_blocks import fold_slices, map_blocks, slice_rows
 from headlab.ops.varying import vary_like
@@ -24,7 +25,7 @@ def top_k(
     """(log-probabilities in nats, ids) of the k most probable tokens of softmax(map(h · weightᵀ + bias)), descending.
 
     Equal ones are ordered by ascending id. Options as in `linear_cross_entropy`; rows from `vocab_size` on never
-    appear. `[..., V]` is never held.
+    appear. `[..., V]` is never held. Rows sharded over a mesh axis "vocab": as in `linear_cross_entropy`.
 
     Raises:
         ValueError: k outside 0 … vocab_size, shapes that do not fit, or an option outside its range. TypeError: a dtype
@@ -35,6 +36,7 @@ def top_k(
     if not 0 <= k <= spec.vocab_size:
         raise ValueError(f"k is {k}; it must be in 0 … {spec.vocab_size}, the number of tokens")
     flat, rows = h.reshape(-1, h.shape[-1]), (weight, bias)
+    first = first_row(weight)
     token_block, vocab_block = block_sizes(flat.shape[0], weight.shape[0], spec)
 
     def one(h):
@@ -43,14 +45,15 @@ def top_k(
         def step(best, start, size):
             block = slice_rows(rows, start, size)
             logits = spec.logits(spec.products(h, block)).T
-            ids = start + jnp.arange(size, dtype=jnp.int32)
+            ids = first + start + jnp.arange(size, dtype=jnp.int32)
             shown = jnp.where(ids < spec.vocab_size, logits, -jnp.inf)
             values, found = best
             return merge_top_k(values, found, shown, ids)
 
         best = empty_top_k(h.shape[:1], k, accumulator(h.dtype))
         best = jax.tree.map(lambda x: vary_like(x, h, *jax.tree.leaves(rows)), best)
-        logits, ids = fold_slices(step, vocab_block, weight.shape[0], best) if k else best
+        best = fold_slices(step, vocab_block, weight.shape[0], best) if k else best
+        logits, ids = best_of_shards(*best, weight)
         return (logits - stats.max[:, None]) - stats.log_sum[:, None], ids
 
     values, ids = map_blocks(one, token_block, flat)
@@ -81,5 +84,19 @@ def merge_top_k(
     best_ids = jnp.take_along_axis(jnp.broadcast_to(block_ids, block_values.shape), place, axis=-1)
     joined = jnp.concatenate([values, best], axis=-1)
     joined_ids = jnp.concatenate([ids, best_ids], axis=-1)
-    negative, joined_ids = jax.lax.sort((-joined, joined_ids), num_keys=2, dimension=-1)
-    return -negative[..., :k], joined_ids[..., :k]
+    return _first_k(joined, joined_ids, k)
+
+
+def best_of_shards(
+    values: Float[Array, "... k"], ids: Int[Array, "... k"], *rows: Array
+) -> tuple[Float[Array, "... k"], Int[Array, "... k"]]:
+    """The k best of the candidates of all shards, equal on all; by descending value, then ascending id."""
+    k = values.shape[-1]
+    values, ids = gather_shards((values, ids), *rows)
+    joined, joined_ids = (jnp.concatenate(list(a), axis=-1) for a in (values, ids))
+    return _first_k(joined, joined_ids, k)
+
+
+def _first_k(values, ids, k: int):
+    negative, ids = jax.lax.sort((-values, ids), num_keys=2, dimension=-1)
+    return -negative[..., :k], ids[..., :k]

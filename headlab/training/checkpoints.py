@@ -145,7 +145,9 @@ class Checkpoints:
         """The step on disk of the lowest held-out loss, the earliest of equals; None if unknown."""
         return files.best_checkpoint(self.directory)
 
-    def restore(self, target: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
+    def restore(
+        self, target: Any, step: int | None = None, *, vocab_size: int | None = None
+    ) -> tuple[Any, dict[str, Any], int]:
         """(tree, metadata, step) of the latest good checkpoint, or of exactly `step`.
 
         Without `step`, a damaged checkpoint is passed over for the one before, entered in `bad`
@@ -156,6 +158,7 @@ class Checkpoints:
           target: a pytree of arrays or `jax.ShapeDtypeStruct`, whose structure and shardings the
             result has; or a function that makes one for a step, where phases save other leaves.
           step: the step to restore; the latest good one where None.
+          vocab_size: as in `headlab.checkpoint_files.read_checkpoint`.
 
         Raises:
           UsageError: there is no such step, or it holds other leaves than `target`.
@@ -167,14 +170,14 @@ class Checkpoints:
             if step not in steps:
                 raise UsageError(f"{self.directory} has no step {step}; it has {steps or 'none'}")
             try:
-                tree, metadata = self._read(step, target)
+                tree, metadata = self._read(step, target, vocab_size)
             except files.CorruptCheckpoint as problem:
                 raise HeadlabError(f"{problem}. Ask for another step: {steps}.") from problem
             return tree, metadata, step
         bad: list[tuple[int, str]] = []
         for candidate in reversed(steps):
             try:
-                tree, metadata = self._read(candidate, target)
+                tree, metadata = self._read(candidate, target, vocab_size)
             except files.CorruptCheckpoint as problem:
                 bad.append((candidate, str(problem)))
                 continue
@@ -186,9 +189,10 @@ class Checkpoints:
             + (f": {reasons}. Restore one from a copy, or start a new run." if bad else ".")
         )
 
-    def _read(self, step: int, target: Any) -> tuple[Any, dict[str, Any]]:
+    def _read(self, step: int, target: Any, vocab_size: int | None) -> tuple[Any, dict[str, Any]]:
         wanted = target(step) if callable(target) else target
-        return files.read_checkpoint(self.directory / str(step), wanted)
+        path = self.directory / str(step)
+        return files.read_checkpoint(path, wanted, vocab_size=vocab_size)
 
     def _set_aside(self, bad: list[tuple[int, str]]) -> None:
         for step, reason in bad:

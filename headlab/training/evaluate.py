@@ -4,6 +4,7 @@ from typing import Any
 
 from headlab import data, models, sharding
 from headlab.errors import UsageError
+from headlab.ops.shards import VOCAB
 from headlab.runs import RunDirectory, restore_model
 from headlab.training.evaluation import Evaluator
 
@@ -21,21 +22,26 @@ def evaluate_run(
     run = RunDirectory(workdir)
     config = run.config()
     size = config.eval.batch_size if batch_size is None else batch_size
-    if size < 1 or size % config.mesh.data:
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.vocab)
+    devices = mesh.shape[sharding.DATA]
+    if size < 1 or size % devices:
         raise UsageError(
-            f"the evaluation batch is {size}; it must be a positive multiple of mesh.data={config.mesh.data}."
+            f"the evaluation batch is {size}; it must be a positive multiple of mesh.data={devices}."
         )
-    restored = restore_model(run)
+    restored = restore_model(run, shards=mesh.shape[VOCAB])
     dataset = data.open_dataset(config.data)
     if dataset.tokenizer.fingerprint != restored.tokenizer.fingerprint:
         raise UsageError(
             f"the tokenizer of {config.data.corpus} is not the one that {workdir} was trained with: the corpus or the "
             "tokenizer file has changed since. Evaluate with the original one."
         )
-    mesh = sharding.make_mesh(config.mesh.data)
-    graph, *variables = models.split(restored.model)
-    params, constants = sharding.place(tuple(variables), mesh, sharding.REPLICATED)
-    evaluator = Evaluator(graph, dataset.store, mesh, seq_len=config.data.seq_len, batch_size=size)
+    graph, params, constants = models.split(restored.model)
+    specs = sharding.param_specs(params, mesh, fsdp=config.mesh.fsdp)
+    params = sharding.place(params, mesh, specs)
+    constants = sharding.place(constants, mesh, sharding.REPLICATED)
+    evaluator = Evaluator(
+        graph, dataset.store, mesh, specs, seq_len=config.data.seq_len, batch_size=size
+    )
     return {
         "split": split,
         "step": restored.step,

@@ -28,10 +28,20 @@ def frequency_bands(counts: Int[np.ndarray, "vocab"]) -> Int[np.ndarray, "vocab"
 class Evaluator:
     """Evaluates parameters of one model graph on the splits of one store; compiles once."""
 
-    def __init__(self, graph: Any, store: TokenStore, mesh: Mesh, *, seq_len: int, batch_size: int):
+    def __init__(
+        self,
+        graph: Any,
+        store: TokenStore,
+        mesh: Mesh,
+        specs: Any,
+        *,
+        seq_len: int,
+        batch_size: int,
+    ):
+        """`specs` says where the model's parameters live on the mesh."""
         self._store, self._seq_len, self._batch_size = store, seq_len, batch_size
         self._bands = frequency_bands(store.counts)
-        self._nll = jax.jit(nll_step(graph, mesh))
+        self._nll = jax.jit(nll_step(graph, mesh, specs))
 
     def __call__(self, variables: tuple[Any, Any], split: str) -> dict[str, Any]:
         """Held-out loss of a split, pure cross-entropy whatever the training options.

@@ -15,11 +15,19 @@ import numpy as np
 from headlab import config as configs
 from headlab import costs, data, models, sharding
 from headlab.errors import HeadlabError
+from headlab.ops.shards import VOCAB
 from headlab.runs import RunDirectory, environment, phase_at, phases_of
 from headlab.training.checkpoints import Checkpoints
 from headlab.training.evaluation import Evaluator
 from headlab.training.metrics import Writer, open_writers
-from headlab.training.step import Phase, TrainState, make_phase, train_step, untie
+from headlab.training.step import (
+    Phase,
+    TrainState,
+    make_phase,
+    state_specs,
+    train_step,
+    untie,
+)
 
 
 class Interrupted(HeadlabError):
@@ -45,7 +53,8 @@ def train(config: Any, workdir: str) -> dict[str, Any]:
     if earlier.config_path.exists():
         # another config is refused before any work
         RunDirectory.create_or_open(workdir, _as_recorded(config, earlier.config()))
-    mesh = sharding.make_mesh(config.mesh.data)
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.vocab)
+    configs.check_mesh(config, dict(mesh.shape))
     if config.data.tokenizer is None:
         _check_model(config)
     dataset = data.open_dataset(config.data, progress=config.log.progress)
@@ -111,23 +120,30 @@ class _Trainer:
                 state = fresh if state is None else state
                 if number and int(state.step) == phases[number - 1][1]:
                     state = untie(state, fresh)
-                state = sharding.place(state, self.mesh, sharding.REPLICATED)
+                specs = state_specs(phase, self.config, self.mesh, state)
+                state = sharding.place(state, self.mesh, specs)
                 del fresh
             evaluator = Evaluator(
                 phase.graph,
                 self.store,
                 self.mesh,
+                specs.params,
                 seq_len=self.config.data.seq_len,
                 batch_size=self.config.eval.batch_size,
             )
-            state = self._train_phase(phase, state, evaluator)
+            state = self._train_phase(phase, specs, state, evaluator)
             number += 1
             if number == len(phases):
                 return self._finish(phase, state, evaluator)
 
     def _phase(self, head_name: str, end: int) -> tuple[Phase, TrainState]:
         return make_phase(
-            self.config, self.vocab_size, self.store.counts, head_name=head_name, end=end
+            self.config,
+            self.vocab_size,
+            self.store.counts,
+            head_name=head_name,
+            end=end,
+            shards=self.mesh.shape[VOCAB],
         )
 
     def _restore(self) -> tuple[int, TrainState | None, int]:
@@ -137,11 +153,18 @@ class _Trainer:
         phases = phases_of(self.config)
 
         def target(step: int) -> TrainState:
-            phase = phases[phase_at(self.config, step)]
-            shapes = jax.eval_shape(lambda: self._phase(*phase)[1])
-            return sharding.abstract(shapes, self.mesh)
+            made: list[Phase] = []
 
-        state, metadata, step = self.checkpoints.restore(target)
+            def fresh():
+                phase, state = self._phase(*phases[phase_at(self.config, step)])
+                made.append(phase)
+                return state
+
+            shapes = jax.eval_shape(fresh)
+            specs = state_specs(made[0], self.config, self.mesh, shapes)
+            return sharding.abstract(shapes, self.mesh, specs)
+
+        state, metadata, step = self.checkpoints.restore(target, vocab_size=self.vocab_size)
         for bad, reason in self.checkpoints.bad:
             _say(
                 self.config, f"The checkpoint of step {bad} was damaged and moved aside: {reason}."
@@ -152,14 +175,16 @@ class _Trainer:
         # Between the end of one phase and the first step of the next, the next one begins.
         return number + (step == phases[number][1] and number + 1 < len(phases)), state, step
 
-    def _train_phase(self, phase: Phase, state: TrainState, evaluator: Evaluator) -> TrainState:
+    def _train_phase(
+        self, phase: Phase, specs: TrainState, state: TrainState, evaluator: Evaluator
+    ) -> TrainState:
         config = self.config
         step = int(state.step)
         if step >= phase.end:
             return state
         with self.clock.part("compile"):
             example = tuple(self.batches.batch(step))
-            jitted = jax.jit(train_step(phase, config, self.mesh), donate_argnums=0)
+            jitted = jax.jit(train_step(phase, config, self.mesh, specs), donate_argnums=0)
             compiled = jitted.lower(state, example).compile()
         speed = _Speed(config, phase, self.mesh)
         pending = None
@@ -217,6 +242,7 @@ class _Trainer:
         metadata = {
             "head": phase.head_name,
             "phase": phase_at(self.config, step),
+            "vocab_size": self.vocab_size,
             "wall_seconds": self.spent_before + self.clock.total(),
         }
         for writer in self.writers:

@@ -6,6 +6,7 @@ Loshchilov & Hutter 2019, "Decoupled weight decay regularization". All transform
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 GROUPS = ("embedding", "head", "body")
@@ -65,9 +66,24 @@ def schedule(optimizer: Any, steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, decay], [warmup])
 
 
-def make_optimizer(config: Any, params: Any) -> optax.GradientTransformation:
+def clip_by_norm(largest: float) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by min(1, largest / norm), with the norm that `update(…, norm=…)` is given."""
+
+    def update(updates, state, params=None, *, norm, **_):
+        del params
+
+        def clip(t):
+            return jnp.where(norm < largest, t, (t / norm.astype(t.dtype)) * largest)
+
+        return jax.tree.map(clip, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+
+
+def make_optimizer(config: Any, params: Any) -> optax.GradientTransformationExtraArgs:
     """Clip by global norm, Adam, weight decay and rate multiplier by group, then the scheduled rate.
 
+    Its `update` is given the global norm of the gradients as `norm=`: of sharded ones it cannot know it.
     update = −rate(s) · multiplier_g · (m̂/(√v̂ + ε) + decay_g · parameter, where it decays).
     """
     names = paths(params)
@@ -78,7 +94,7 @@ def make_optimizer(config: Any, params: Any) -> optax.GradientTransformation:
         )
 
     o = config.optimizer
-    chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
+    chain = [] if o.clip_norm is None else [clip_by_norm(o.clip_norm)]
     chain.append(optax.scale_by_adam(o.b1, o.b2, o.eps))
     for group in GROUPS:
         chosen = config.groups[group]

@@ -1,7 +1,8 @@
 """The training step: one `shard_map` body over the mesh, compiled once, on donated state.
 
 Gradients are sums over tokens: of micro-batches, then of devices, and are divided once by the counted tokens of the
-whole step.
+whole step. Over `vocab` every device computes the body alike and its own rows of the vocabulary; over `data` its share
+of the batch.
 """
 
 import functools
@@ -14,7 +15,8 @@ from jax.sharding import Mesh
 
 from headlab import models, sharding
 from headlab.costs import HeadCost
-from headlab.ops import vary_like
+from headlab.ops import sum_by_blocks, vary_like
+from headlab.ops.shards import VOCAB
 from headlab.training.optimizer import make_optimizer
 
 _DROPOUT_STREAM = 0x64726F70  # sets the dropout keys apart from the keys of initialisation
@@ -44,10 +46,15 @@ class Phase(NamedTuple):
 
 
 def make_phase(
-    config: Any, vocab_size: int, token_counts: Any, *, head_name: str, end: int
+    config: Any, vocab_size: int, token_counts: Any, *, head_name: str, end: int, shards: int = 1
 ) -> tuple[Phase, TrainState]:
-    """The phase that trains `head_name` up to step `end`, and its state before any step."""
-    model = models.build(config, vocab_size, token_counts=token_counts, head_name=head_name)
+    """The phase that trains `head_name` up to step `end`, and its state before any step.
+
+    Rows of the vocabulary are padded for so many shards.
+    """
+    model = models.build(
+        config, vocab_size, token_counts=token_counts, head_name=head_name, shards=shards
+    )
     graph, params, constants = models.split(model)
     optimizer = make_optimizer(config, params)
     phase = Phase(
@@ -89,22 +96,42 @@ def _loss(model: models.Decoder, config: Any, batch: Any, dropout_key: jax.Array
     )
 
 
-def train_step(phase: Phase, config: Any, mesh: Mesh):
+def state_specs(phase: Phase, config: Any, mesh: Mesh, state: TrainState) -> Any:
+    """Where each part of a state of this phase lives on the mesh: a `TrainState` of PartitionSpecs."""
+    params = sharding.param_specs(state.params, mesh, fsdp=config.mesh.fsdp)
+    everywhere: Any = sharding.REPLICATED
+    return TrainState(
+        step=everywhere,
+        params=params,
+        constants=jax.tree.map(lambda _: everywhere, state.constants),
+        opt_state=sharding.optimizer_specs(phase.optimizer, state.opt_state, params),
+        interval=dict.fromkeys(state.interval, everywhere),
+        bad_step=everywhere,
+    )
+
+
+def train_step(phase: Phase, config: Any, mesh: Mesh, specs: Any):
     """The function (state, batch) → (state, report), to be jitted with the state donated.
+
+    The state lives as `specs` (of `state_specs`) says.
 
     `batch` is (inputs, targets, where), each [batch, length]; `report` holds float32 scalars: "nats" and "weight" of
     this step, the global gradient norm before clipping, and `bad_step`.
     """
 
+    sum_blocks = config.head.sum_blocks if config.head.sum_order == "invariant" else None
+
     def body(state: TrainState, batch):
         # Parameters are marked as varying over `data`, so that gradients stay local until the one reduction below.
         params = jax.tree.map(lambda p: vary_like(p, batch[0]), state.params)
-        sums, gradients = _accumulate(phase, config, params, state, batch)
-        sums, gradients = jax.lax.psum((sums, gradients), "data")
+        sums, gradients = _accumulate(phase, config, params, specs.params, state, batch)
+        sums, gradients = _reduce(sums, gradients, specs.params)
         weight = jnp.maximum(sums["weight"], 1)  # nothing counted: gradients are exactly 0, not 0/0
         gradients = jax.tree.map(lambda g: g / weight, gradients)
-        norm = optax.tree.norm(gradients)
-        updates, opt_state = phase.optimizer.update(gradients, state.opt_state, state.params)
+        norm = global_norm(gradients, specs.params, sum_blocks)
+        updates, opt_state = phase.optimizer.update(
+            gradients, state.opt_state, state.params, norm=norm
+        )
         bad = ~(jnp.isfinite(sums["objective"]) & jnp.isfinite(norm))
         bad_step = jnp.where(bad & (state.bad_step < 0), state.step, state.bad_step)
         fresh = state.step % config.log.every == 0
@@ -129,17 +156,65 @@ def train_step(phase: Phase, config: Any, mesh: Mesh):
     return sharding.on_mesh(
         body,
         mesh,
-        in_specs=(sharding.REPLICATED, sharding.BY_BATCH),
-        out_specs=sharding.REPLICATED,
+        in_specs=(specs, sharding.BY_BATCH),
+        out_specs=(specs, sharding.REPLICATED),
     )
 
 
-def _accumulate(phase: Phase, config: Any, params: Any, state: TrainState, batch: Any):
+def _whole(params: Any, specs: Any) -> Any:
+    """Parameters that are sharded over `data` whole on every device; their gradients then are summed and cut again."""
+
+    def whole(param, spec):
+        axis = sharding.data_axis(spec)
+        if axis is None:
+            return param
+        return jax.lax.all_gather(param, sharding.DATA, axis=axis, tiled=True)
+
+    return jax.tree.map(whole, params, specs)
+
+
+def _reduce(sums: Any, gradients: Any, specs: Any) -> tuple[Any, Any]:
+    """Both summed over the devices of `data`, in one reduction; the gradients of what is cut over it are so already."""
+    leaves, tree = jax.tree.flatten(gradients)
+    cut = [sharding.data_axis(spec) is not None for spec in jax.tree.leaves(specs)]
+    whole = [leaf for leaf, is_cut in zip(leaves, cut, strict=True) if not is_cut]
+    sums, whole = jax.lax.psum((sums, whole), sharding.DATA)
+    reduced = iter(whole)
+    return sums, jax.tree.unflatten(
+        tree,
+        [leaf if is_cut else next(reduced) for leaf, is_cut in zip(leaves, cut, strict=True)],
+    )
+
+
+def global_norm(tree: Any, specs: Any, sum_blocks: int | None = None) -> jax.Array:
+    """√Σ x² over all entries of a tree of which each device has the parts that `specs` says.
+
+    With `sum_blocks` rows of the vocabulary are summed along the tree of `headlab.ops.softmax_tree`.
+    """
+    total: dict[str | None, Any] = {}
+    for leaf, spec in zip(jax.tree.leaves(tree), jax.tree.leaves(specs), strict=True):
+        axis = next((name for name in spec if name is not None), None)
+        if axis == VOCAB and sum_blocks:
+            axis, square = None, sum_by_blocks(_square, leaf, sum_blocks)
+        else:
+            square = _square(leaf)
+        total[axis] = total[axis] + square if axis in total else square
+    reduced = [part if axis is None else jax.lax.psum(part, axis) for axis, part in total.items()]
+    return jnp.sqrt(functools.reduce(jnp.add, reduced))
+
+
+def _square(x: jax.Array) -> jax.Array:
+    """Σ x², in row-major order however x lies in memory."""
+    flat = x.reshape(-1)
+    return jnp.sum(flat * flat)
+
+
+def _accumulate(phase: Phase, config: Any, params: Any, specs: Any, state: TrainState, batch: Any):
     """(sums, gradient of Σ objective) over this device's share of the batch, one micro-batch after another."""
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def objective(params, batch, key):
-        model = models.merge(phase.graph, params, state.constants)
+        model = models.merge(phase.graph, _whole(params, specs), state.constants)
         loss = _loss(model, config, batch, key)
         sums = {"objective": loss.objective, "nats": loss.nats, "weight": loss.weight}
         return loss.objective, jax.lax.stop_gradient({**sums, **loss.metrics})
@@ -149,7 +224,7 @@ def _accumulate(phase: Phase, config: Any, params: Any, state: TrainState, batch
             return None
         stream = jax.random.fold_in(jax.random.key(config.seed), _DROPOUT_STREAM)
         key = jax.random.fold_in(jax.random.fold_in(stream, state.step), index)
-        return jax.random.fold_in(key, jax.lax.axis_index("data"))
+        return jax.random.fold_in(key, jax.lax.axis_index(sharding.DATA))
 
     count = config.train.micro_batches
     if count == 1:
@@ -171,21 +246,22 @@ def _accumulate(phase: Phase, config: Any, params: Any, state: TrainState, batch
     return total
 
 
-def nll_step(graph: Any, mesh: Mesh):
+def nll_step(graph: Any, mesh: Mesh, specs: Any):
     """The function (variables, batch) → nll [batch, length] in nats, for held-out evaluation; no dropout.
 
-    `variables` are the model's parameters and constants.
+    `variables` are the model's parameters, which live as `specs` says, and its constants.
     """
 
     def body(variables, batch):
         inputs, targets, where = batch
-        model = models.merge(graph, *variables)
+        params, constants = variables
+        model = models.merge(graph, _whole(params, specs), constants)
         return model.head.nll(model(inputs), targets, embedding=model.embedding, where=where)
 
     return sharding.on_mesh(
         body,
         mesh,
-        in_specs=(sharding.REPLICATED, sharding.BY_BATCH),
+        in_specs=((specs, sharding.REPLICATED), sharding.BY_BATCH),
         out_specs=sharding.BY_BATCH,
     )
 

@@ -1,8 +1,9 @@
 """The contract suite's cases and tools; the dense formula of each head stands in tests/reference_heads.py.
 
-Cases: `make test` runs a covering array (for linear heads every pair of values of any two factors occurs in some case,
-for the others most pairs; factors are the dtype of the states, the padding, the blocks, and each option),
-`make test-full` the rest of the whole product (the mark `full`).
+Cases: factors are the dtype of the states, the padding, the blocks, and each option. `make test` runs for the tied head
+a covering array, in which every pair of values of any two factors occurs in some case, and for each other head two
+cases that differ in every factor, which the tests of no particular case share; `make test-full` runs the rest of the
+whole product (the mark `full`).
 """
 
 import functools
@@ -21,7 +22,7 @@ from flax import nnx
 from jax.scipy.special import logsumexp
 from reference_heads import REFERENCES, VOCAB, WIDTH
 
-from headlab import heads
+from headlab import heads, sharding
 from headlab.embeddings import Constant, padded_size
 
 BATCH = (3, 4)
@@ -63,6 +64,33 @@ def covering(factors: Mapping[str, tuple]) -> list[dict]:
     return chosen
 
 
+def _default(name, dtype="float32", *, multiple=8, row_block=4, **changed) -> Case:
+    """Every option at its default, but for those `changed`."""
+    options = {key: values[0] for key, values in REFERENCES[name].options.items()}
+    return Case(name, dtype, multiple, row_block, tuple({**options, **changed}.items()))
+
+
+def _loaded(name, dtype="float32") -> Case:
+    """Every option away from its default at once: what a device or a compiler must cope with."""
+    options = tuple((key, values[-1]) for key, values in REFERENCES[name].options.items())
+    return Case(name, dtype, 8, 4, options)
+
+
+def _of_dtype(name, dtype) -> Case:
+    """One of the two cases of every head."""
+    if dtype == "float32":
+        return _loaded(name)
+    return _default(name, "bfloat16", multiple=1, row_block=None)
+
+
+def _one_by_one(name) -> list[dict]:
+    """Options: the defaults, each option's last value alone, and all of these together."""
+    options = REFERENCES[name].options
+    first, last = ({key: values[i] for key, values in options.items()} for i in (0, -1))
+    alone = [{**first, key: last[key]} for key in options if last[key] != first[key]]
+    return [first, *alone, last]
+
+
 def _cases() -> list:
     """All cases of all heads; those that no covering array needs carry the mark `full`."""
     cases = []
@@ -71,15 +99,14 @@ def _cases() -> list:
         sizes = {"multiple": (1, 8), "row_block": (4, None)}
         factors = {"dtype": ("float32", "bfloat16"), **sizes, **options}
         product = [dict(zip(factors, v, strict=True)) for v in itertools.product(*factors.values())]
-        chosen = covering(factors)
-        if name in REFERENCES and REFERENCES[name].follows_linear:
-            # greedy: the first rows hold most pairs
-            chosen = chosen[:3]
+        follows = name in REFERENCES and REFERENCES[name].follows_linear
+        shared = [_loaded(name), _default(name, "bfloat16", multiple=1, row_block=None)]
+        chosen = [] if follows else covering(factors)
         for row in product:
-            marks = () if row in chosen else pytest.mark.full
             dtype, multiple, row_block, *_ = row.values()
             chosen_options = tuple((key, row[key]) for key in options)
             case = Case(name, dtype, multiple, row_block, chosen_options)
+            marks = () if row in chosen or case in shared else pytest.mark.full
             cases.append(pytest.param(case, marks=marks, id=str(case)))
     return cases
 
@@ -231,6 +258,14 @@ class Problem:
         ]
         return jax.tree.unflatten(tree, changed)
 
+    def specs(self):
+        """Where the parameters live on a mesh, a tree like `params`."""
+        pure = {
+            k: nnx.to_pure_dict(p) for k, p in zip(("head", "embedding"), self.params, strict=True)
+        }
+        found = [sharding.param_specs({key: pure[key]}) for key in ("head", "embedding")]
+        return jax.tree.unflatten(jax.tree.structure(self.params), jax.tree.leaves(found))
+
     def modules(self, params):
         """(head, embedding) that hold `params`."""
         return tuple(map(nnx.merge, self._graphs, params, self._constants))
@@ -245,6 +280,20 @@ class Problem:
         head, embedding = self.modules(params)
         h = h.reshape(-1, WIDTH)
         return head.log_prob_at(h, head.normalise(h, embedding), ids.reshape(-1), embedding)
+
+    def segment_ids(self):
+        """The token ids of all rows of each segment, in the head's own order."""
+
+        @jax.jit
+        def ids(params, h):
+            head, embedding = self.modules(params)
+            norm = head.normalise(h, embedding)
+            return [
+                head.log_prob_block(h, norm, segment, 0, segment.size, embedding)[1]
+                for segment in head.segments()
+            ]
+
+        return [np.asarray(found) for found in ids(self.params, self.h.reshape(-1, WIDTH))]
 
     def wide(self, *trees):
         """The same in float64; inside `jax.enable_x64(True)`."""
@@ -348,19 +397,12 @@ _last: dict[str, str | None] = {"head": None}
 
 @pytest.fixture(autouse=True)
 def let_go(request):
-    """Compiled programs of one head are of no use to the next and would fill the memory.
-
-    Those of the suite are compiled fast, not well: what it promises holds of the formulas.
-    """
+    """Compiled programs of one head are of no use to the next and would fill the memory."""
     head = _head_of(request.node)
     if head != _last["head"]:
         _kept.cache_clear()
         jax.clear_caches()
         _last["head"] = head
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", head is not None)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture
@@ -385,16 +427,9 @@ def contract():
         split=lambda modules: zip(
             *(nnx.split(module, nnx.Param, Constant) for module in modules), strict=True
         ),
-        default_case=lambda name, dtype="float32", multiple=8, **changed: Case(
-            name,
-            dtype,
-            multiple,
-            4,
-            tuple({**{k: v[0] for k, v in REFERENCES[name].options.items()}, **changed}.items()),
-        ),
-        # Every option away from its default at once: what a device or a compiler must cope with.
-        loaded_case=lambda name, dtype="float32", multiple=8: Case(
-            name, dtype, multiple, 4, tuple((k, v[-1]) for k, v in REFERENCES[name].options.items())
-        ),
+        default_case=_default,
+        loaded_case=_loaded,
+        case_of=_of_dtype,
+        one_by_one=_one_by_one,
         error=gradient_error,
     )

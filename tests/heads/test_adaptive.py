@@ -44,13 +44,17 @@ def dense(head, h, counts, embedding=None):
     """(log_probs by token id, the lse of the head, those of the tails) by whole matrices."""
     bands = bands_of(head, counts)
     shortlist, n_tails = len(bands[0]), len(bands) - 1
-    own = None if head.weight is None else head.weight[...]
-    if head.tied:
-        parts = [embedding.bands[0].weight[:shortlist]] + ([own] if n_tails else [])
-        own = jnp.concatenate(parts)
-    z = h @ own[: shortlist + n_tails].T
+
+    def rows(name, shared):
+        parts = [shared[:shortlist] if head.tied else shared[: shortlist + n_tails]]
+        return jnp.concatenate(
+            parts + ([getattr(head.standing, name)[...]] if head.standing else [])
+        )
+
+    own = rows("weight", embedding.bands[0].weight[...] if head.tied else head.weight[...])
+    z = h @ own.T
     if head.bias is not None:
-        z = z + head.bias[: shortlist + n_tails]
+        z = z + rows("bias", head.bias[...])
     logits = head.spec.logit_map.scale * z
     cap = head.spec.logit_map.softcap
     logits = logits if cap is None else cap * jnp.tanh(logits / cap)
@@ -99,17 +103,24 @@ def test_log_probs_nll_and_loss_are_those_of_whole_matrices(options):
     head = perturbed(build(**options))
     embedding = perturbed(embedding_of(head)) if head.tied else None
     h, targets = 2 * states(VOCAB), jnp.arange(VOCAB)
-    expected, head_lse, tail_lses = dense(head, h, COUNTS, embedding)
+    where = targets != 3
+
+    @nnx.jit
+    def everything(head, embedding):
+        regularised = dict(embedding=embedding, where=where, z_loss_weight=0.1)
+        return (
+            dense(head, h, COUNTS, embedding),
+            head.log_probs(h, embedding=embedding),
+            head.nll(h, targets, embedding=embedding),
+            head.loss(h, targets, **regularised),
+        )
+
+    (expected, head_lse, tail_lses), log_probs, nll, loss = everything(head, embedding)
     close = 64 * EPS * float(jnp.abs(expected).max())
-    log_probs = head.log_probs(h, embedding=embedding)
     np.testing.assert_allclose(log_probs, expected, rtol=0, atol=close)
     np.testing.assert_allclose(logsumexp(log_probs, axis=1), 0, atol=close)
     wanted = -expected[targets, targets]
-    np.testing.assert_allclose(
-        head.nll(h, targets, embedding=embedding), wanted, rtol=0, atol=close
-    )
-    where = targets != 3
-    loss = head.loss(h, targets, embedding=embedding, where=where, z_loss_weight=0.1)
+    np.testing.assert_allclose(nll, wanted, rtol=0, atol=close)
     penalty = head_lse**2
     for ids, lse in zip(bands_of(head, COUNTS)[1:], tail_lses, strict=True):
         penalty = penalty + jnp.where(jnp.isin(targets, ids), lse**2, 0)
@@ -145,10 +156,10 @@ def test_a_tied_table_has_one_gradient_of_both_its_uses(projections):
         h = jnp.concatenate(rows)[np.argsort(np.concatenate(bands))]
         return -jnp.sum(dense(head, h, COUNTS, embedding)[0][ids, targets])
 
-    expected = jax.grad(wanted)(params)
+    expected = jax.jit(jax.grad(wanted))(params)
     assert len(jax.tree.leaves(expected)) == (1 if projections else 3) + 5
     for kind in ("loss", "nll"):
-        found = jax.grad(ours)(params, kind)
+        found = jax.jit(jax.grad(ours), static_argnums=1)(params, kind)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=256 * EPS * float(jnp.abs(b).max()))
 
@@ -200,9 +211,15 @@ def test_tokens_of_some_clusters_alone_leave_the_others_untouched():
 def test_as_many_tokens_as_a_cluster_has_rows_and_none_at_all(n):
     head = perturbed(build())
     h, targets = states(n), jnp.asarray(bands_of(head, COUNTS)[1].repeat(3)[:n], jnp.int32)
-    wanted = -dense(head, h, COUNTS)[0][jnp.arange(n), targets]
-    np.testing.assert_allclose(head.nll(h, targets), wanted, rtol=0, atol=256 * EPS)
-    loss, gradient = jax.value_and_grad(lambda h: head.loss(h, targets).objective)(h)
+
+    @nnx.jit
+    def everything(head, h):
+        loss = jax.value_and_grad(lambda h: head.loss(h, targets).objective)
+        return dense(head, h, COUNTS)[0], head.nll(h, targets), loss(h)
+
+    log_probs, nll, (loss, gradient) = everything(head, h)
+    wanted = -log_probs[jnp.arange(n), targets]
+    np.testing.assert_allclose(nll, wanted, rtol=0, atol=256 * EPS)
     np.testing.assert_allclose(loss, jnp.sum(wanted), rtol=64 * EPS)
     assert np.isfinite(gradient).all()
 
@@ -372,6 +389,7 @@ def test_a_soft_cap_promises_no_rank():
     assert build(softcap=3.0).rank_bound() is None
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("mode", ["training", "scoring", "decoding"])
 def test_the_cost_is_what_the_compiler_counts(mode):
     """A dense program of the same products on as many tokens as the counts say, within 2%: no loops, nothing else."""

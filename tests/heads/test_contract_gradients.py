@@ -9,7 +9,10 @@ import pytest
 def _compare(problem, contract, found, wanted):
     for f, w in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         difference, norm = contract.error(f, w)
-        assert difference <= problem.gradient_tolerance * norm, (f.shape, difference / norm)
+        close = (
+            problem.gradient_tolerance * norm + 1e-14
+        )  # of an exact zero, float64 leaves a rounding
+        assert difference <= close, (f.shape, difference / norm)
 
 
 def test_loss_gradients_equal_those_of_the_dense_formula(problem, contract):
@@ -35,7 +38,7 @@ def test_nll_gradients_follow_each_positions_cotangent(problem, contract):
 
 @pytest.mark.in_turn(("loaded",), [(True,), (False,)])
 def test_float64_gradients_equal_dense_ones_and_finite_differences(name, loaded, make, contract):
-    problem = make((contract.loaded_case if loaded else contract.default_case)(name))
+    problem = make(contract.case_of(name, "float32" if loaded else "bfloat16"))
     upstream = np.linspace(-1, 1, problem.where.size).reshape(contract.batch)
     wanted = problem.dense_gradient(1.0, upstream)
     with jax.enable_x64(True):
@@ -83,7 +86,7 @@ def test_uncounted_positions_contribute_exactly_zero(problem):
 
 @pytest.mark.in_turn(("dtype",), [("bfloat16",), ("float32",)])
 def test_nothing_counted_gives_zero_and_no_nan(name, dtype, make, contract):
-    problem = make(contract.loaded_case(name, dtype))
+    problem = make(contract.case_of(name, dtype))
     h, nothing = jnp.full_like(problem.h, jnp.nan), np.zeros(contract.batch, bool)
     upstream = np.ones(contract.batch, np.float32)
     for leaf in jax.tree.leaves(
@@ -119,23 +122,26 @@ def test_only_the_own_position_has_a_gradient(problem, contract):
 
 
 def test_jit_grad_vmap_and_remat_compose(name, make, contract):
-    """Gradients of each sequence: mapped and rematerialised under jit, and one by one in the open."""
+    """Gradients of each sequence, mapped and rematerialised, are those of all sequences together."""
     problem = make(contract.loaded_case(name))
+    upstream = np.linspace(-1, 1, problem.where.size).reshape(contract.batch)
+    upstream = jnp.asarray(upstream, jnp.float32)
 
-    def loss(params, h, targets, where):
-        out = problem.call("loss", params, h, targets, where=where, z_loss_weight=0.1)
+    def loss(params, h, targets, where, upstream):
+        regularised = dict(z_loss_weight=problem.z, label_smoothing=problem.alpha)
+        out = problem.call("loss", params, h, targets, where=where, **regularised)
         nll = problem.call("nll", params, h, targets, where=where)
-        return out.objective + jnp.sum(nll**2) + jnp.sum(problem.call("entropy", params, h))
+        return 0.5 * out.objective + jnp.sum(upstream * nll)
 
     grad = jax.grad(jax.checkpoint(loss), argnums=(0, 1))
-    arrays = (problem.h, jnp.asarray(problem.targets), jnp.asarray(problem.where))
-    together = jax.jit(jax.vmap(grad, in_axes=(None, 0, 0, 0)))(problem.params, *arrays)
-    plain = jax.jit(jax.grad(loss, argnums=(0, 1)))
-    for i in range(contract.batch[0]):
-        alone = plain(problem.params, *(a[i] for a in arrays))
-        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-            difference, norm = contract.error(a[i], b)
-            assert difference <= 2 * problem.gradient_tolerance * norm
+    arrays = (problem.h, jnp.asarray(problem.targets), jnp.asarray(problem.where), upstream)
+    params, dh = jax.jit(jax.vmap(grad, in_axes=(None, 0, 0, 0, 0)))(problem.params, *arrays)
+    arguments = (problem.targets, problem.where, 0.5, upstream)
+    _, wanted = problem.step(problem.params, problem.h, *arguments)
+    together = (jax.tree.map(lambda a: jnp.sum(a, axis=0), params), dh)
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(wanted), strict=True):
+        difference, norm = contract.error(a, b)
+        assert difference <= 2 * problem.gradient_tolerance * norm
 
 
 def test_the_entropy_has_the_gradient_of_the_dense_formula(name, make, contract):
@@ -149,6 +155,6 @@ def test_the_entropy_has_the_gradient_of_the_dense_formula(name, make, contract)
         problem.h
     )
     with jax.enable_x64(True):
-        wanted = jax.grad(dense)(problem.wide(problem.h)[0])
+        wanted = jax.jit(jax.grad(dense))(problem.wide(problem.h)[0])
         difference, norm = contract.error(found, wanted)
     assert difference <= 4 * problem.gradient_tolerance * norm

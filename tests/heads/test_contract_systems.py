@@ -5,29 +5,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
 from traced import largest_array
 
-from headlab import heads
+from headlab import heads, sharding
 from headlab.errors import UsageError
 
-DATA, EVERYWHERE = PartitionSpec("data"), PartitionSpec()
+EVERYWHERE = sharding.REPLICATED
 
 
-@pytest.mark.in_turn(
-    ("n", "dtype"),
-    [(2, "float32"), (8, "bfloat16"), (4, "float32"), (8, "float32"), (1, "float32")],
-)
-def test_data_parallel_equals_one_device(name, n, dtype, make, contract):
-    """Sixteen sequences over n devices; some of them count nothing. Gradients are taken inside, with the check on."""
-    problem = make(contract.loaded_case(name, dtype))
+MESHES = [(2, 4), (1, 8), (4, 2), (1, 2), (8, 1), (1, 4), (1, 1)]
+
+
+@pytest.mark.in_turn(("data", "vocab"), MESHES)
+def test_any_mesh_equals_one_device(name, data, vocab, make, contract):
+    """Sixteen sequences; some count nothing; every id is a target and looked up. Gradients are taken inside.
+
+    Rows are sharded over `vocab`, their eleven tokens padded to sixteen rows and those of clusters to eight each, so
+    that some shards hold padding alone.
+    """
+    problem = make(contract.loaded_case(name))
     rng = np.random.default_rng(0)
-    h = jnp.asarray(rng.normal(size=(16, 4, contract.width)), dtype)
-    targets = rng.integers(0, contract.vocab, (16, 4)).astype(np.int32)
+    h = jnp.asarray(rng.normal(size=(16, 4, contract.width)), jnp.float32)
+    targets = (np.arange(64, dtype=np.int32) * 7 % contract.vocab).reshape(16, 4)
+    ids = np.roll(targets, 1)
     where = rng.random((16, 4)) < 0.6
     where[:2] = False
 
-    def objective(params, h, targets, where):
+    def objective(params, h, ids, targets, where):
+        _, embedding = problem.modules(params)
+        h = h + embedding(ids)
         loss = problem.call("loss", params, h, targets, where=where, z_loss_weight=0.1)
         nll = problem.call("nll", params, h, targets, where=where)
         return loss.objective + jnp.sum(nll), (loss, nll)
@@ -46,24 +52,78 @@ def test_data_parallel_equals_one_device(name, n, dtype, make, contract):
         loss, *rest = step(params, *arrays)
         return jax.lax.psum(loss, "data"), *rest
 
-    mesh = Mesh(np.array(jax.devices()[:n]), ("data",))
-    specs = dict(
-        in_specs=(EVERYWHERE, DATA, DATA, DATA), out_specs=(EVERYWHERE, EVERYWHERE, DATA, DATA)
+    mesh, specs = sharding.make_mesh(data, vocab), problem.specs()
+    batch = sharding.BY_BATCH
+    sharded = sharding.on_mesh(
+        body,
+        mesh,
+        in_specs=(specs, batch, batch, batch, batch),
+        out_specs=(EVERYWHERE, specs, batch, batch),
     )
-    sharded = jax.jit(jax.shard_map(body, mesh=mesh, check_vma=True, **specs))
-    found = sharded(problem.params, h, targets, where)
-    wanted = jax.jit(step)(problem.params, h, targets, where)
+    arrays = (h, ids, targets, where)
+    found, wanted = (jax.jit(f)(problem.params, *arrays) for f in (sharded, step))
     # Only the order of sums and the shapes of the multiplies differ.
     for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(wanted[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=2 * problem.value_tolerance)
     for a, b in zip(jax.tree.leaves(found[1:3]), jax.tree.leaves(wanted[1:3]), strict=True):
         difference, norm = contract.error(a, b)
         assert difference <= 2 * problem.gradient_tolerance * norm
-    for a, b in zip(jax.tree.leaves(found[3]), jax.tree.leaves(wanted[3]), strict=True):
+    (nll, (log_probs, (values, ids), entropy)), (nll_1, (log_probs_1, best, entropy_1)) = (
+        found[3],
+        wanted[3],
+    )
+    for a, b in ((nll, nll_1), (log_probs, log_probs_1), (entropy, entropy_1), (values, best[0])):
         np.testing.assert_allclose(a, b, atol=2 * problem.value_tolerance)
+    np.testing.assert_array_equal(ids, best[1])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.optimised
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
+def test_the_invariant_order_gives_the_same_bits_on_any_number_of_shards(
+    name, vocab, make, contract
+):
+    """Loss and nll, each with its gradients in the states and in every parameter, by the lookup too; eight blocks."""
+    problem = make(contract.loaded_case(name))
+    rng = np.random.default_rng(0)
+    h = jnp.asarray(rng.normal(size=(5, 4, contract.width)), jnp.float32)
+    targets = (np.arange(20, dtype=np.int32) * 7 % contract.vocab).reshape(5, 4)
+    where = rng.random((5, 4)) < 0.8
+
+    def body(params, h, targets, where):
+        def value(params, h, method, **options):
+            head, embedding = problem.modules(params)
+            head.sum_in_blocks(8)
+            states = h + embedding(jnp.roll(targets, 1))
+            call = getattr(head, method)
+            return call(states, targets, embedding=embedding, where=where, **options)
+
+        def loss(params, h):
+            out = value(params, h, "loss", z_loss_weight=0.1)
+            return out.objective, out
+
+        def nll(params, h):
+            out = value(params, h, "nll")
+            return jnp.sum(out), out
+
+        return [jax.value_and_grad(f, argnums=(0, 1), has_aux=True)(params, h) for f in (loss, nll)]
+
+    specs = problem.specs()
+    one, many = (
+        jax.jit(
+            sharding.on_mesh(
+                body,
+                sharding.make_mesh(1, n),
+                in_specs=(specs, EVERYWHERE, EVERYWHERE, EVERYWHERE),
+                out_specs=[(EVERYWHERE, (specs, EVERYWHERE))] * 2,
+            )
+        )(problem.params, h, targets, where)
+        for n in (1, vocab)
+    )
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.in_turn(("dtype",), [("float32",), ("bfloat16",)])
 def test_loss_and_gradient_lower_for_tpu_and_cuda(name, dtype, make, contract):
     """Needs neither: only the CPU is there."""
     assert {d.platform for d in jax.devices()} == {"cpu"}
@@ -83,19 +143,25 @@ def test_loss_and_gradient_lower_for_tpu_and_cuda(name, dtype, make, contract):
 
 
 def test_the_first_loss_is_the_log_of_the_vocabulary(name, contract):
-    """Within 5%, for normalised states (norm √d) and uniform targets, under every option's every value alone."""
+    """Within 5%, for normalised states (norm √d) and uniform targets, at the defaults and with all options changed."""
     vocab, width = 1000, 64
     rng = np.random.default_rng(0)
     h = rng.normal(size=(512, width))
     h = jnp.asarray(h / np.sqrt((h**2).mean(axis=1, keepdims=True)), jnp.float32)
     targets = rng.integers(0, vocab, 512).astype(np.int32)
-    for option, values in contract.references[name].options.items():
-        for value in values:
-            chosen = {**contract.fixed(name), option: value}
-            head, embedding = contract.modules(name, vocab, width, vocab_multiple=128, **chosen)
-            loss = head.loss(h, targets, embedding=embedding)
-            first = float(loss.nats / loss.weight)
-            assert abs(first / np.log(vocab) - 1) < 0.05, (option, value, first)
+    choices = contract.one_by_one(name)
+    for chosen in (choices[0], choices[-1]):
+        modules = contract.modules(name, vocab, width, vocab_multiple=128, **chosen)
+        graphs, states, constants = contract.split(modules)
+
+        @jax.jit
+        def loss(states, constants, graphs=graphs):
+            head, embedding = map(nnx.merge, graphs, states, constants)
+            return head.loss(h, targets, embedding=embedding)
+
+        found = loss(states, constants)
+        first = float(found.nats / found.weight)
+        assert abs(first / np.log(vocab) - 1) < 0.05, (chosen, first)
 
 
 def test_every_parameter_moves_in_one_step(name, contract):
@@ -186,7 +252,7 @@ def test_an_unknown_head_is_refused_with_the_nearest(name):
 
 
 def test_mismatched_shapes_are_refused_naming_both(name, make, contract):
-    problem = make(contract.default_case(name))
+    problem = make(contract.loaded_case(name))
     h, targets = jnp.zeros((3, 5, 6)), jnp.zeros((3, 5), jnp.int32)
 
     def call(method, h, *args, **keywords):
@@ -217,12 +283,12 @@ def test_mismatched_shapes_are_refused_naming_both(name, make, contract):
 def test_impossible_weights_of_the_objective_are_refused_by_value(
     name, option, value, make, contract
 ):
-    problem = make(contract.default_case(name))
+    problem = make(contract.loaded_case(name))
     with pytest.raises(ValueError, match=f"{option} is {value}; it must be"):
         problem.call("loss", problem.params, problem.h, problem.targets, **{option: value})
 
 
 def test_states_must_be_floating(name, make, contract):
-    problem = make(contract.default_case(name))
+    problem = make(contract.loaded_case(name))
     with pytest.raises(TypeError, match="int32.*floating"):
         problem.call("nll", problem.params, problem.h.astype(jnp.int32), problem.targets)

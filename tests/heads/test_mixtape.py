@@ -29,6 +29,15 @@ def _build(**options):
     return heads.build("mixtape", **(sizes | options))
 
 
+def _embedding(tied, **options):
+    """The input embedding that the model builds for `_build(tied=tied)`."""
+    given = dict(vocab_multiple=8, token_counts=COUNTS, frequent_share=0.3, tied=tied)
+    cls = heads.get("mixtape")
+    return cls.input_embedding(
+        vocab_size=VOCAB, d_model=WIDTH, rngs=nnx.Rngs(1), **(given | options)
+    )
+
+
 _log_probs = nnx.jit(lambda head, h: head.log_probs(h))
 _nll = nnx.jit(lambda head, h, ids: head.nll(h, ids))
 
@@ -76,11 +85,12 @@ def _paper_log_probs(head, h, weight_by_id):
 def test_the_formula_is_that_of_the_paper_in_any_order_of_tokens(tied):
     """Sums of some thirty float32 numbers below 20."""
     head = _drawn(_build(tied=tied, bias=True))
-    table = Table(VOCAB, WIDTH, rngs=nnx.Rngs(1), vocab_multiple=8, init_scale=2.0)
+    table = _embedding(tied, init_scale=2.0)
     rng = np.random.default_rng(1)
     h = jnp.asarray(rng.normal(size=(VOCAB, WIDTH)), jnp.float32)
     ids = jnp.asarray(rng.permutation(VOCAB), jnp.int32)
-    wanted = _paper_log_probs(head, h, _array(table, "weight") if tied else None)
+    by_id = np.asarray(table(jnp.arange(VOCAB)), np.float64) if tied else None
+    wanted = _paper_log_probs(head, h, by_id)
     close = 30 * EPS * 20
 
     @jax.jit
@@ -98,27 +108,29 @@ def test_the_formula_is_that_of_the_paper_in_any_order_of_tokens(tied):
     np.testing.assert_array_equal(places, np.argsort(-wanted, axis=1)[:, :5])
 
 
-def test_a_tied_head_gives_the_table_the_gradient_of_rows_in_their_own_order():
+def test_a_tied_head_gives_the_bands_of_the_embedding_the_gradient_of_its_rows():
     tied, untied = _drawn(_build(tied=True)), _drawn(_build())
-    assert (tied.ties_to, untied.ties_to) == ("table", "nothing")
+    assert (tied.ties_to, untied.ties_to) == ("adaptive", "nothing")
     for name in ("context", "gate_context", "shared"):
         getattr(tied, name).kernel[...] = getattr(untied, name).kernel[...]
     tied.gate.weight[...] = untied.gate.weight[...]
     tied.gate.bias[...] = untied.gate.bias[...]
+    table = _embedding(True)
+    segments = (untied.frequent, untied.rest)
+    for band, segment in zip(table.bands, segments, strict=True):
+        band.weight[...] = segment.weight[...]
     rest = [v for v in range(VOCAB) if v not in FREQUENT]
-    rows = np.zeros((16, WIDTH), np.float32)
-    rows[FREQUENT] = untied.frequent.weight[...][:4]
-    rows[rest] = untied.rest.weight[...][:9]
-    table = Table(VOCAB, WIDTH, rngs=nnx.Rngs(1), vocab_multiple=8)
-    table.weight[...] = jnp.asarray(rows)
+    by_id = table(jnp.arange(VOCAB))
+    np.testing.assert_array_equal(by_id[np.array(FREQUENT)], untied.frequent.weight[...][:4])
+    np.testing.assert_array_equal(by_id[np.array(rest)], untied.rest.weight[...][:9])
     h = jnp.asarray(np.random.default_rng(0).normal(size=(9, WIDTH)), jnp.float32)
     targets = jnp.arange(9, dtype=jnp.int32)
     found = nnx.jit(nnx.grad(lambda t, m: m.loss(h, targets, embedding=t).objective))(table, tied)
     wanted = nnx.jit(nnx.grad(lambda m: m.loss(h, targets).objective))(untied)
-    found, close = np.asarray(found["weight"][...]), 20 * EPS * 9
-    np.testing.assert_allclose(found[FREQUENT], wanted["frequent"]["weight"][...][:4], atol=close)
-    np.testing.assert_allclose(found[rest], wanted["rest"]["weight"][...][:9], atol=close)
-    assert not np.any(found[VOCAB:])
+    for band, name, real in ((0, "frequent", 4), (1, "rest", 9)):
+        rows = np.asarray(found["bands"][band]["weight"][...])
+        np.testing.assert_allclose(rows, wanted[name]["weight"][...], atol=20 * EPS * 9)
+        assert np.any(rows[:real]) and not np.any(rows[real:])
 
 
 def test_the_gates_of_a_frequent_token_move_its_own_logit_alone():
@@ -249,6 +261,7 @@ def _dense_loss(experts, frequent):
     return loss
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("mode", ["training", "scoring", "decoding"])
 def test_the_cost_is_within_2_percent_of_what_xla_counts(mode):
     """The gates' some thirty operations a frequent logit stand against 2·(4·1024 + 3·64)."""
@@ -324,6 +337,17 @@ def test_options_out_of_range_are_refused_by_value(option, value):
 def test_tied_contexts_of_another_width_than_the_table_are_refused():
     with pytest.raises(ValueError, match="d_latent is 5 and d_model 6; .*tied=False"):
         _build(tied=True, d_latent=5)
+
+
+def test_a_tied_head_refuses_an_embedding_of_other_bands():
+    head, h, ids = _build(tied=True), jnp.ones((2, WIDTH)), jnp.zeros(2, jnp.int32)
+    for other, reason in (
+        (None, "pass embedding=, not NoneType"),
+        (Table(VOCAB, WIDTH, rngs=nnx.Rngs(1), vocab_multiple=8), "not Table"),
+        (_embedding(True, frequent_share=0.5), r"cutoffs \(6,\) .* the head has \(4,\)"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            head.nll(h, ids, embedding=other)
 
 
 def test_counts_of_another_vocabulary_are_refused():

@@ -267,6 +267,7 @@ def _dense_loss(kind, experts):
     return loss
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("mode", ["training", "scoring", "decoding"])
 @pytest.mark.parametrize("kind", [SOFTMAXES, CONTEXTS])
 def test_the_cost_is_within_2_percent_of_what_xla_counts(kind, mode):
@@ -306,6 +307,7 @@ def test_neither_an_expert_nor_the_mixture_holds_all_logits():
     assert largest <= tokens * vocab / 16
 
 
+@pytest.mark.optimised
 def test_memory_is_that_of_one_softmax_of_so_many_more_tokens():
     """Temporary buffers of the compiled nll and its gradients; beside them some arrays of the contexts' size."""
     tokens, vocab, width, experts = 512, 8192, 32, 4

@@ -50,6 +50,13 @@ def tokens_of(batch=2, length=12, seed=0):
     return np.random.default_rng(seed).integers(0, V, (batch, length)).astype(np.int32)
 
 
+@nnx.jit
+def _score(model, tokens):
+    """(hidden states, log-probabilities)."""
+    h = model(tokens)
+    return h, model.head.log_probs(h, embedding=model.embedding)
+
+
 def noisy(model, seed=1):
     """The model with every parameter moved, so that gains and biases matter."""
     graph, state = nnx.split(model)
@@ -81,12 +88,11 @@ def test_hidden_states_and_log_probs_equal_a_plain_float64_decoder(variant):
     model = noisy(models.build(config, V))
     tokens = tokens_of()
     params = nnx.to_pure_dict(nnx.state(model))
-    h = model(tokens)
+    h, got = _score(model, tokens)
     expected = reference_decoder.hidden_states(params, config.model, tokens)
     # Float32 rounding through two blocks of sums over at most 64 terms: some tens of eps at states of size 1.
     tolerance = 200 * np.finfo(np.float32).eps * np.abs(expected).max()
     np.testing.assert_allclose(h, expected, rtol=0, atol=tolerance)
-    got = model.head.log_probs(h, embedding=model.embedding)
     want = reference_decoder.log_probs(params, config.model, tokens, V)
     # A logit sums 16 products of a state (error above) with a row of norm about √16 · 0.12.
     np.testing.assert_allclose(got, want, rtol=0, atol=10 * tolerance)
@@ -98,7 +104,7 @@ def test_a_position_depends_on_its_own_and_earlier_tokens_only(variant):
     tokens = tokens_of()
     changed = tokens.copy()
     changed[:, 7:] = (changed[:, 7:] + 1) % V
-    before, after = model(tokens), model(changed)
+    before, after = (_score(model, t)[0] for t in (tokens, changed))
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert (np.abs(before[:, 7:] - after[:, 7:]).max(-1) > 1e-3).all()
 

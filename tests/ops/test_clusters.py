@@ -246,6 +246,7 @@ def test_second_and_forward_derivatives_are_refused_with_a_message(kind):
         jax.jvp(value, (h,), (h,))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("kind", ["loss", "nll"])
 def test_gradients_of_a_table_are_added_to_in_place(kind):
     """The compiled loop copies, selects and transposes nothing of the size of a cluster's table."""

@@ -155,6 +155,7 @@ def test_nothing_of_the_size_of_all_logits_is_held(softcap):
     )
 
 
+@pytest.mark.optimised
 def test_the_compiled_loss_needs_less_memory_than_the_logits():
     tokens, rows, d = 4096, 8192, 16
     spec = LinearSpec(rows)

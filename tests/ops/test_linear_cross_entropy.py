@@ -66,11 +66,10 @@ def test_sum_and_mean_equal_the_dense_formula(options, blocks, problem, dense):
             **blocks,
         )
 
+    grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=3)
     with jax.enable_x64(True):
         for reduction, count in (("sum", 1), ("mean", 4)):
-            value, gradient = jax.value_and_grad(loss, argnums=(0, 1, 2))(
-                h, weight, bias, reduction
-            )
+            value, gradient = grad(h, weight, bias, reduction)
             np.testing.assert_allclose(value, expected.objective / count, **CLOSE)
             for found, wanted in zip(gradient, expected.gradient, strict=True):
                 np.testing.assert_allclose(found, wanted.reshape(found.shape) / count, **CLOSE)
@@ -101,7 +100,8 @@ def test_every_position_and_its_lse_equal_the_dense_formula(options, blocks, pro
         return jnp.sum(g_value * value) + jnp.sum(g_lse * lse), (value, lse)
 
     with jax.enable_x64(True):
-        gradient, (value, lse) = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(h, weight, bias)
+        grad = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+        gradient, (value, lse) = grad(h, weight, bias)
     alpha, z = options.get("label_smoothing", 0.0), options.get("z_loss_weight", 0.0)
     each = (1 - alpha) * expected.nll + alpha * expected.uniform_nll + z * expected.lse**2
     np.testing.assert_allclose(value, np.where(where, each.reshape(2, 3), 0), **CLOSE)

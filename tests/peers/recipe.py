@@ -14,7 +14,7 @@ import optax
 
 from headlab import config as configs
 from headlab import sharding
-from headlab.training.step import make_phase, train_step
+from headlab.training.step import make_phase, state_specs, train_step
 
 SEED = 0
 STEPS = 3
@@ -130,8 +130,9 @@ def _initial(path: str, shape: tuple[int, ...]) -> np.ndarray:
 def train_headlab(config, phase, state) -> Trained:
     """headlab's own step on the recipe's batches, from what `start` gave."""
     mesh = sharding.make_mesh(1)
-    state = sharding.place(state, mesh, sharding.REPLICATED)
-    step = jax.jit(train_step(phase, config, mesh))
+    specs = state_specs(phase, config, mesh, state)
+    state = sharding.place(state, mesh, specs)
+    step = jax.jit(train_step(phase, config, mesh, specs))
     losses, norms, gradients = [], [], {}
     for index in range(STEPS):
         state, report = step(state, batch(index))

@@ -31,10 +31,11 @@ def setting(small_corpus):
 def evaluate(setting, batch_size, split="validation", devices=1):
     config, store, phase, state = setting
     mesh = sharding.make_mesh(devices)
+    specs = sharding.param_specs(state.params)
     evaluator = Evaluator(
-        phase.graph, store, mesh, seq_len=config.data.seq_len, batch_size=batch_size
+        phase.graph, store, mesh, specs, seq_len=config.data.seq_len, batch_size=batch_size
     )
-    variables = sharding.place((state.params, state.constants), mesh, sharding.REPLICATED)
+    variables = sharding.place((state.params, state.constants), mesh, (specs, sharding.REPLICATED))
     return evaluator(variables, split)
 
 

@@ -123,9 +123,9 @@ def test_updates_are_adamw_with_clipping_and_the_group_settings(config, params):
         tree = jax.tree.unflatten(
             jax.tree.structure(params), [jnp.asarray(g, jnp.float32) for g in grads]
         )
-        updates, state = optimizer.update(tree, state, now)
-        now = optax.apply_updates(now, updates)
         norm = np.sqrt(sum((g**2).sum() for g in grads))
+        updates, state = optimizer.update(tree, state, now, norm=jnp.float32(norm))
+        now = optax.apply_updates(now, updates)
         for i, name in enumerate(names):
             g = grads[i] * min(1, 0.5 / norm)
             m[i] = o.b1 * m[i] + (1 - o.b1) * g

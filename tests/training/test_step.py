@@ -13,7 +13,7 @@ from flax import nnx
 from headlab import config as configs
 from headlab import heads, models, sharding
 from headlab.errors import UsageError
-from headlab.training.step import make_phase, train_step, untie
+from headlab.training.step import make_phase, state_specs, train_step, untie
 
 V = 300
 TINY = {
@@ -47,14 +47,17 @@ def make_batch(n=4, length=8, seed=0):
 def compiled(recorded, data):
     """(jitted step, fresh state, mesh) of a config, traced once for all tests that use it."""
     config = configs.from_json(recorded)
-    phase, fresh = make_phase(config, V, COUNTS, head_name=config.head.name, end=config.train.steps)
-    mesh = sharding.make_mesh(data)
-    return jax.jit(train_step(phase, config, mesh)), fresh, mesh
+    mesh = sharding.make_mesh(data, config.mesh.vocab)
+    shards = config.mesh.vocab
+    name, end = config.head.name, config.train.steps
+    phase, fresh = make_phase(config, V, COUNTS, head_name=name, end=end, shards=shards)
+    specs = state_specs(phase, config, mesh, fresh)
+    return jax.jit(train_step(phase, config, mesh, specs)), fresh, mesh, specs
 
 
 def run(config, batch, *, data=1, steps=1, state=None):
-    step, fresh, mesh = compiled(configs.to_json(config), data)
-    state = sharding.place(fresh if state is None else state, mesh, sharding.REPLICATED)
+    step, fresh, mesh, specs = compiled(configs.to_json(config), data)
+    state = sharding.place(fresh if state is None else state, mesh, specs)
     for _ in range(steps):
         state, report = step(state, batch)
     return state, report
@@ -229,7 +232,8 @@ def test_the_whole_step_lowers_for_tpu_and_cuda(head, dtype):
         head__name=head, train__compute_dtype=dtype, train__micro_batches="2", model__dropout="0.1"
     )
     phase, state = make_phase(config, V, COUNTS, head_name=head, end=1)
-    step = jax.jit(train_step(phase, config, sharding.make_mesh(1)))
+    mesh = sharding.make_mesh(1)
+    step = jax.jit(train_step(phase, config, mesh, state_specs(phase, config, mesh, state)))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, make_batch()))
     exported = jax.export.export(step, platforms=["tpu", "cuda"])(*shapes)
     assert set(exported.platforms) == {"tpu", "cuda"}

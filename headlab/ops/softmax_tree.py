@@ -1,0 +1,209 @@
+"""The blockwise softmax in an order of sums that the number of shards doesn't change.
+
+The padded rows of all shards are cut into K blocks of equal size, K a power of two that the number of shards divides.
+Each block gives its part of the statistics and of dh by kernels of the block's shape; parts are joined along one
+balanced binary tree, whose lower levels lie inside a shard and whose upper ones across shards. One shard and many so
+compute the same numbers in the same order. Tokens are outermost: what is held beside the gradients is made of the
+blocks of a few tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from headlab.ops import running as run
+from headlab.ops.running import Running, Spec, Statistics
+from headlab.ops.shards import (
+    first_row,
+    fold_pairs,
+    gather_shards,
+    isolated,
+    shard_count,
+    sum_pairs,
+)
+from headlab.ops.token_blocks import add_rows, fold_slices, rows_of_block
+from headlab.ops.varying import vary_like
+
+
+def blocks_of_shard(rows: Any, sum_blocks: int) -> tuple[int, int]:
+    """(blocks of this shard, rows of a block); ValueError where K = `sum_blocks` does not cut the rows evenly."""
+    leaves = jax.tree.leaves(rows)
+    shards, length = shard_count(*leaves), leaves[0].shape[0]
+    if sum_blocks < 1 or sum_blocks & (sum_blocks - 1):
+        raise ValueError(f"sum_blocks is {sum_blocks}; it must be a power of two: 1, 2, 4, …")
+    if sum_blocks % shards:
+        raise ValueError(
+            f"sum_blocks is {sum_blocks} and there are {shards} shards of the vocabulary; the shards must divide it"
+        )
+    if shards * length % sum_blocks:
+        raise ValueError(
+            f"sum_blocks is {sum_blocks}; it must divide the {shards * length} padded rows of the vocabulary: make "
+            f"vocab_multiple a multiple of {sum_blocks}"
+        )
+    own = sum_blocks // shards
+    return own, length // own
+
+
+def tree_statistics(
+    h: Any, rows: Any, targets: Array, spec: Spec, *, keep: bool = False
+) -> tuple[Statistics, Any]:
+    """(the statistics of all rows of all shards, and with `keep` the products of this shard's, [blocks, rows, …])."""
+    parts, products = tree_parts(h, rows, targets, spec, keep=keep)
+    _, size = _blocks(rows, spec)
+
+    def finish(running, targets):
+        return run.finish(running, targets, spec)
+
+    joined = join_parts(parts, lambda k: run.real_rows(k * size, size, spec), rows, finish, targets)
+    return joined, products
+
+
+def tree_parts(
+    h: Any, rows: Any, targets: Array, spec: Spec, *, keep: bool = False
+) -> tuple[Running, Any]:
+    """(the statistics of each block of this shard, all [blocks, tokens], and with `keep` the blocks' products)."""
+    own, size = _blocks(rows, spec)
+    first, like = first_row(*jax.tree.leaves(rows)), jax.tree.leaves((h, rows))
+
+    def one(block, place):
+        """A block's statistics and products."""
+
+        def found(block, states, begin, ids):
+            z = spec.products(states, block)
+            stats = run.advance(run.start(states, block), spec.logits(z), 0, begin, ids, spec)
+            return stats, z if keep else None
+
+        return isolated(found, block, h, jnp.asarray(first + place, jnp.int32), targets)
+
+    shapes = jax.eval_shape(lambda: one(rows_of_block(rows, 0, size), 0))
+    held = jax.tree.map(lambda s: vary_like(jnp.zeros((own, *s.shape), s.dtype), *like), shapes)
+
+    def step(held, place, size):
+        return _put(held, one(rows_of_block(rows, place, size), place), place // size)
+
+    return _fold_blocks(step, size, own, held)
+
+
+def join_parts(
+    parts: Running,
+    count: Callable[[int], int],
+    rows: Any,
+    finish: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """finish(the statistics of all blocks of all shards, *arguments), joined along the tree.
+
+    Block k has `count(k)` real rows.
+    """
+    gathered = gather_shards(jnp.stack(parts, axis=1), *jax.tree.leaves(rows))
+
+    def join(a, b):
+        (left, n), (right, m) = a, b
+        return run.join(left, right, n, m), n + m
+
+    def joined(blocks, *arguments):
+        counted = [(Running(*blocks[k]), count(k)) for k in range(blocks.shape[0])]
+        return finish(fold_pairs(join, counted)[0], *arguments)
+
+    return isolated(joined, gathered.reshape(-1, *gathered.shape[2:]), *arguments)
+
+
+def tree_gradients(
+    h: Any,
+    rows: Any,
+    targets: Array,
+    stats: Statistics,
+    g: Statistics,
+    spec: Spec,
+    drows: Any,
+    products: Any = None,
+) -> tuple[Any, Any]:
+    """(dh, equal on all shards; `drows` with the gradient in this shard's rows added), float32 at least.
+
+    `products` are what `tree_statistics` kept, or None: made again.
+    """
+    dh, drows = shard_gradients(h, rows, targets, stats, g, spec, drows, products)
+    return sum_parts(dh, rows), drows
+
+
+def sum_parts(x: Any, rows: Any) -> Any:
+    """Σ over the shards along the tree, equal on all."""
+    leaves = jax.tree.leaves(rows)
+    return jax.tree.map(lambda a: sum_pairs(gather_shards(a, *leaves)), x)
+
+
+def shard_gradients(h, rows, targets, stats, g, spec: Spec, drows, products=None):
+    """What `tree_gradients` gives, dh of this shard's rows alone."""
+    own, size = _blocks(rows, spec)
+    leaves = jax.tree.leaves(rows)
+    first, like = first_row(*leaves), jax.tree.leaves((h, rows, g.nll))
+    held = jax.tree.map(
+        lambda a: vary_like(
+            jnp.zeros((own, *a.shape), jnp.promote_types(a.dtype, jnp.float32)), *like
+        ),
+        h,
+    )
+
+    def step(carry, place, size):
+        dhs, drows = carry
+        block = rows_of_block(rows, place, size)
+        z = None
+        if products is not None:
+            z = jax.tree.map(lambda a: a[place // size], products)
+
+        def found(block, states, begin, ids, stats, g, z):
+            z = spec.products(states, block) if products is None else z
+            dlogits = run.dlogits_of(spec.logits(z), begin, ids, stats, g, spec)
+            return spec.pull(states, block, z, dlogits)
+
+        begin = jnp.asarray(first + place, jnp.int32)
+        more_h, more = isolated(found, block, h, begin, targets, stats, g, z)
+        return _put(dhs, more_h, place // size), add_rows(drows, more, place)
+
+    dhs, drows = _fold_blocks(step, size, own, (held, drows))
+    return jax.tree.map(sum_pairs, dhs), drows
+
+
+def sum_by_blocks(part: Callable[[Array], Array], rows: Array, sum_blocks: int) -> Array:
+    """Σ part(block) over the K blocks of the rows of all shards, along the tree; equal on all shards."""
+    own, size = blocks_of_shard(rows, sum_blocks)
+
+    shape = jax.eval_shape(part, jax.ShapeDtypeStruct((size, *rows.shape[1:]), rows.dtype))
+    held = vary_like(jnp.zeros((own, *shape.shape), shape.dtype), rows)
+
+    def step(held, place, size):
+        return _put(held, isolated(part, rows_of_block(rows, place, size)), place // size)
+
+    return sum_parts(sum_pairs(_fold_blocks(step, size, own, held)), rows)
+
+
+def _blocks(rows: Any, spec: Spec) -> tuple[int, int]:
+    if spec.sum_blocks is None:
+        raise ValueError("sum_blocks is None; an order of sums needs a number of blocks")
+    return blocks_of_shard(rows, spec.sum_blocks)
+
+
+def _fold_blocks(step: Any, size: int, count: int, carry: Any) -> Any:
+    """carry = step(carry, place, size) for each block of a shard, always in a loop.
+
+    XLA would take a loop of one turn apart and lay out and fuse its body otherwise, which rounds otherwise: the length
+    of such a loop is hidden from it.
+    """
+    if count > 1:
+        return fold_slices(step, size, count * size, carry)
+    turns = jax.lax.optimization_barrier(jnp.int32(count))
+    return jax.lax.fori_loop(0, turns, lambda i, c: step(c, i * size, size), carry)
+
+
+def _put(held: Any, found: Any, index: Any) -> Any:
+    """`held` with `found` at `index` of the leading axes."""
+
+    def put(a, b):
+        if a.shape[0] == 1:
+            return b[None].astype(a.dtype)
+        return jax.lax.dynamic_update_index_in_dim(a, b.astype(a.dtype), index, axis=0)
+
+    return jax.tree.map(put, held, found)
