@@ -70,19 +70,29 @@ def _run(arguments: list[str]) -> int:
             "the configuration is that of the run"
         )
     if options.command == "train":
-        return _train(options.config, overrides, options.workdir)
+        return _train(options, overrides)
     if options.command == "evaluate":
         return _evaluate(options.workdir, options.split, options.batch_size, options.json)
     return _options(options.head)
 
 
-def _train(config_file: str, overrides: Sequence[tuple[str, str]], workdir: str) -> int:
+def _train(options: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     from headlab.config import load
 
-    config = load(config_file, overrides)  # refused, if it must be, before training is imported
+    # refused, if it must be, before training is imported
+    config = load(options.config, overrides)
+    given = (options.coordinator, options.processes, options.process_id)
+    if not options.distributed and any(value is not None for value in given):
+        raise UsageError(
+            "--coordinator, --processes and --process-id are of training with many processes: add --distributed"
+        )
+    if options.distributed:
+        from headlab import processes
+
+        processes.start(*given)
     from headlab import training
 
-    training.train(config, workdir)
+    training.train(config, options.workdir)
     return 0
 
 
@@ -169,6 +179,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         help="set one option (see headlab options)",
     )
     train.add_argument("--workdir", required=True, metavar="DIR", help="the run directory")
+    train.add_argument(
+        "--distributed",
+        action="store_true",
+        help="train with many processes, one command each; a cluster that JAX knows tells the rest",
+    )
+    train.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="of process 0; default: $JAX_COORDINATOR_ADDRESS"
+    )
+    train.add_argument("--processes", type=count, metavar="N", help="default: $JAX_NUM_PROCESSES")
+    train.add_argument(
+        "--process-id", type=int, metavar="I", help="0 … N-1; default: $JAX_PROCESS_ID"
+    )
 
     evaluate = subparsers.add_parser(
         "evaluate",

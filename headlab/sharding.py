@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -135,9 +136,18 @@ def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """The arrays of `tree` on the devices of the mesh; `specs` is one PartitionSpec or a tree of them."""
 
     def put(spec, part):
-        return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, spec)), part)
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: _placed(x, sharding), part)
 
     return jax.tree.map(put, specs, tree, is_leaf=_is_spec)
+
+
+def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable or getattr(x, "sharding", None) == sharding:
+        return jax.device_put(x, sharding)
+    # Each process has the whole array and puts the parts of its own devices there.
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def abstract(tree: Any, mesh: Mesh, specs: Any = REPLICATED) -> Any:

@@ -54,9 +54,9 @@ class TrainBatches:
         self._tokens, self._seq_len, self._batch_size = tokens, seq_len, batch_size
         self._seed = operator.index(seed)
 
-    def batch(self, step: int) -> Batch:
-        """The batch of `step`, counted from 0; UsageError if that is negative."""
-        return _read(self._tokens, self.windows(step), self._seq_len)
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """The batch of `step`, counted from 0, or some of its rows; UsageError if the step is negative."""
+        return _read(self._tokens, self.windows(step)[rows], self._seq_len)
 
     def targets_seen(self, steps: int) -> int:
         """How many targets the first `steps` batches count: all places but padding."""

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from headlab import checkpoint_files as files
+from headlab import processes
 from headlab.errors import HeadlabError, UsageError
 
 _DELETING = "deleting-"  # prefix of a checkpoint on its way out
@@ -43,7 +44,9 @@ class Checkpoints:
         self._keep = keep
         self._writing: int | None = None
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
+        if processes.first():
+            self._remove_unfinished()
+        processes.barrier("unfinished checkpoints are removed")
         self._checkpointer = files.orbax().AsyncCheckpointer(files.composite_handler())
 
     def save(
@@ -104,7 +107,9 @@ class Checkpoints:
             raise self._failure(problem) from problem
         if self._writing is not None:
             self._writing = None
-            self._remove_old()
+            if processes.first():
+                self._remove_old()
+            processes.barrier("old checkpoints are removed")
 
     def close(self) -> None:
         """`wait`, and let go of the threads; call it always.
@@ -195,12 +200,16 @@ class Checkpoints:
         return files.read_checkpoint(path, wanted, vocab_size=vocab_size)
 
     def _set_aside(self, bad: list[tuple[int, str]]) -> None:
+        processes.barrier("all have read the checkpoints")
         for step, reason in bad:
+            self.bad.append((step, reason))
+            if not processes.first():
+                continue
             aside = self.directory / f"{_BAD}{step}"
             while aside.exists():
                 aside = aside.with_name(f"{aside.name}-again")
             (self.directory / str(step)).rename(aside)
-            self.bad.append((step, reason))
+        processes.barrier("damaged checkpoints are set aside")
 
     def _failure(self, problem: Exception) -> HeadlabError:
         step, self._writing = self._writing, None
@@ -241,14 +250,16 @@ def _on_host(leaves: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(leaf, jax.Array):
             if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
                 raise UsageError(f"{name!r} is a typed key; save jax.random.key_data of it")
-            if leaf.is_fully_addressable:
+            if _is_here(leaf):
                 leaf.copy_to_host_async()
     return {
-        name: np.array(leaf, order="C")
-        if isinstance(leaf, np.ndarray) or leaf.is_fully_addressable
-        else leaf
-        for name, leaf in leaves.items()
+        name: np.array(leaf, order="C") if _is_here(leaf) else leaf for name, leaf in leaves.items()
     }
+
+
+def _is_here(leaf: Any) -> bool:
+    """Whether this process can read the whole array."""
+    return isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 def _exact_json(metadata: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Int
 
-from headlab.data import EvalBatches, TokenStore
+from headlab import processes, sharding
+from headlab.data import Batch, EvalBatches, TokenStore
 from headlab.training.step import nll_step
 
 N_BANDS = 10
@@ -41,7 +42,10 @@ class Evaluator:
         """`specs` says where the model's parameters live on the mesh."""
         self._store, self._seq_len, self._batch_size = store, seq_len, batch_size
         self._bands = frequency_bands(store.counts)
-        self._nll = jax.jit(nll_step(graph, mesh, specs))
+        # Every process reads all values: each sums them itself, in the same order.
+        everywhere = NamedSharding(mesh, sharding.REPLICATED) if processes.many() else None
+        self._nll = jax.jit(nll_step(graph, mesh, specs), out_shardings=everywhere)
+        self._mesh = mesh
 
     def __call__(self, variables: tuple[Any, Any], split: str) -> dict[str, Any]:
         """Held-out loss of a split, pure cross-entropy whatever the training options.
@@ -58,7 +62,8 @@ class Evaluator:
         nats = np.zeros(N_BANDS)
         tokens = np.zeros(N_BANDS, np.int64)
         for batch in EvalBatches(self._store.tokens(split), self._seq_len, self._batch_size):
-            nll = np.asarray(self._nll(variables, tuple(batch)), np.float64)
+            arrays = self._on_devices(batch)
+            nll = np.asarray(self._nll(variables, arrays), np.float64)
             band = self._bands[batch.targets[batch.where]]
             nats += np.bincount(band, nll[batch.where], minlength=N_BANDS)
             tokens += np.bincount(band, minlength=N_BANDS)
@@ -71,3 +76,9 @@ class Evaluator:
             "bands": [float(n / t) if t else None for n, t in zip(nats, tokens, strict=True)],
             "band_tokens": tokens.tolist(),
         }
+
+    def _on_devices(self, batch: Batch) -> tuple[Any, ...]:
+        def read(rows: slice) -> tuple[np.ndarray, ...]:
+            return tuple(array[rows] for array in batch)
+
+        return processes.spread(read, self._batch_size, self._mesh, sharding.BY_BATCH)

@@ -6,14 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 
 from headlab import config as configs
-from headlab import costs, data, models, sharding
+from headlab import costs, data, models, processes, sharding
 from headlab.errors import HeadlabError
 from headlab.ops.shards import VOCAB
 from headlab.runs import RunDirectory, environment, phase_at, phases_of
@@ -59,18 +59,32 @@ def train(config: Any, workdir: str) -> dict[str, Any]:
         _check_model(config)
     dataset = data.open_dataset(config.data, progress=config.log.progress)
     config = models.resolve_head(config, dataset.tokenizer.vocab_size, dataset.store.counts)
+    if processes.first():
+        RunDirectory.create_or_open(workdir, config)
+    processes.barrier("the run directory exists")
     run, differing = RunDirectory.create_or_open(workdir, config)
-    with run.lock():
+    with run.lock() if processes.first() else nullcontext():
         finished = run.result()
         if finished is not None:
             _say(config, f"{workdir} has finished already; its result is returned as it is.")
             return finished
+        processes.barrier("nothing was finished")
         for key, (old, new) in differing.items():
             _say(config, f"{key} is {new!r} from here on; the run was made with {old!r}.")
-        dataset.tokenizer.save(run.tokenizer_path)
-        with ExitStack() as stack:
-            trainer = _Trainer(config, run, dataset, mesh, stack)
-            return trainer.run_to_end()
+        if processes.first():
+            dataset.tokenizer.save(run.tokenizer_path)
+        try:
+            with ExitStack() as stack:
+                trainer = _Trainer(config, run, dataset, mesh, stack)
+                return trainer.run_to_end()
+        except jax.errors.JaxRuntimeError as problem:
+            if not processes.many():
+                raise
+            raise HeadlabError(
+                f"process {jax.process_index()} of {jax.process_count()} lost another one, or its connection "
+                f"({str(problem).splitlines()[0][:200]}). Look for the first error of the other processes, and start "
+                f"all of them again to resume from the last checkpoint: --workdir={workdir}"
+            ) from problem
 
 
 def _as_recorded(config: Any, recorded: Any) -> Any:
@@ -105,13 +119,18 @@ class _Trainer:
         self.writers: list[Writer] = []
         self.spent_before = 0.0
         self.evaluated: tuple[int, dict[str, Any]] | None = None  # the last evaluation and its step
+        self.held_out: list[float] = []  # the losses of all evaluations so far
 
     def run_to_end(self) -> dict[str, Any]:
         with self.clock.part("start"):
             number, state, start = self._restore()
-            self.writers = open_writers(self.config, self.run, start if start else None)
+            if processes.first():
+                self.writers = open_writers(self.config, self.run, start if start else None)
             for writer in self.writers:
                 self.stack.callback(writer.close)
+            processes.barrier("metrics are cut back to the restored step")
+            records = self.run.metrics()
+            self.held_out = [r["validation/loss"] for r in records if "validation/loss" in r]
         phases = phases_of(self.config)
         while True:
             head_name, end = phases[number]
@@ -183,14 +202,14 @@ class _Trainer:
         if step >= phase.end:
             return state
         with self.clock.part("compile"):
-            example = tuple(self.batches.batch(step))
+            example = self._batch(step)
             jitted = jax.jit(train_step(phase, config, self.mesh, specs), donate_argnums=0)
             compiled = jitted.lower(state, example).compile()
         speed = _Speed(config, phase, self.mesh)
         pending = None
         while step < phase.end:
             with self.clock.part("data"):
-                batch = tuple(self.batches.batch(step))
+                batch = self._batch(step)
             with self.clock.part("step"):
                 state, report = compiled(state, batch)
                 if pending is not None:
@@ -200,9 +219,9 @@ class _Trainer:
             last = step == config.train.steps
             log = step % config.log.every == 0 or last
             evaluate = step % config.eval.every == 0 or last
-            stopping = bool(
-                self.stop
-            )  # asked once: a signal that comes later waits for the next step
+            # Asked once: a signal that comes later waits for the next step, and with many processes for the next log,
+            # where they agree.
+            stopping = bool(self.stop) if not processes.many() else log and self._agree_to_stop()
             save = step % config.checkpoint.every == 0 or step == phase.end or stopping
             if not (log or evaluate or save):
                 continue
@@ -224,9 +243,22 @@ class _Trainer:
                 self._interrupted(step)
         return state
 
+    def _batch(self, step: int) -> tuple[Any, ...]:
+        """The batch of a step, of which each process reads the rows of its own devices."""
+
+        def read(rows: slice):
+            return tuple(self.batches.batch(step, rows))
+
+        return processes.spread(read, self.config.train.batch_size, self.mesh, sharding.BY_BATCH)
+
+    def _agree_to_stop(self) -> bool:
+        stopping = processes.any_says(bool(self.stop))
+        if stopping and not self.stop:
+            self.stop.append(signal.SIGTERM)  # another process was told to
+        return stopping
+
     def _evaluate(self, state: TrainState, evaluator: Evaluator, step: int) -> tuple[float, bool]:
         """(held-out loss, whether it is the best so far), written to the metrics."""
-        before = [r["validation/loss"] for r in self.run.metrics() if "validation/loss" in r]
         found = evaluator((state.params, state.constants), "validation")
         self.evaluated = (step, found)
         if not math.isfinite(found["loss"]):
@@ -236,7 +268,9 @@ class _Trainer:
             )
         record = {f"validation/{key}": found[key] for key in ("loss", "bits_per_byte", "bands")}
         self._write(step, record)
-        return found["loss"], all(found["loss"] < loss for loss in before)
+        best = all(found["loss"] < loss for loss in self.held_out)
+        self.held_out.append(found["loss"])
+        return found["loss"], best
 
     def _save(self, step: int, state: TrainState, phase: Phase, held_out: float | None):
         metadata = {
@@ -289,7 +323,19 @@ class _Trainer:
             if step != config.train.steps or final is None:
                 final = evaluator((state.params, state.constants), "validation")
             test = evaluator((state.params, state.constants), "test")
-        records = self.run.metrics()
+        if processes.first():
+            self._write_result(phase, final, test)
+        processes.barrier("the result is written")
+        result = self.run.result()
+        if result is None:
+            raise HeadlabError(
+                f"{self.run.result_path} cannot be read by process {jax.process_index()}: all processes must see the "
+                "run directory, on a file system that they share."
+            )
+        return result
+
+    def _write_result(self, phase: Phase, final: dict[str, Any], test: dict[str, Any]) -> None:
+        config, records = self.config, self.run.metrics()
         held_out = [(r["validation/loss"], r["step"]) for r in records if "validation/loss" in r]
         best_loss, best_step = min(held_out)
         counts = self.store.meta["splits"]
@@ -319,7 +365,6 @@ class _Trainer:
         if outside is not None:
             shares += f"; data, metrics and checkpoints took {outside:.1%} of training"
         _say(config, f"{seconds:.1f} s: {shares}.")
-        return result
 
 
 def _train_record(report: dict[str, jax.Array]) -> dict[str, float]:
@@ -431,5 +476,5 @@ def _stop_signals() -> Iterator[list[int]]:
 
 
 def _say(config, message: str) -> None:
-    if config.log.progress:
+    if config.log.progress and processes.first():
         print(message, file=sys.stderr)

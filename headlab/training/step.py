@@ -239,9 +239,8 @@ def _accumulate(phase: Phase, config: Any, params: Any, specs: Any, state: Train
     micro_batches = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
     first = jax.tree.map(lambda x: x[0], micro_batches)
     shapes = jax.eval_shape(lambda: objective(params, first, key_of(0)))
-    zeros = jax.tree.map(
-        lambda s: vary_like(jnp.zeros(s.shape, s.dtype), batch[0]), (shapes[0][1], shapes[1])
-    )
+    sums = jax.tree.map(lambda s: vary_like(jnp.zeros(s.shape, s.dtype), batch[0]), shapes[0][1])
+    zeros = (sums, jax.tree.map(lambda p: vary_like(jnp.zeros_like(p), p), params))
     total, _ = jax.lax.scan(one, zeros, (jnp.arange(count), micro_batches))
     return total
 

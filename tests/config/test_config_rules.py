@@ -24,6 +24,8 @@ def test_the_options_of_the_chosen_head_are_those_of_its_class(changed):
     assert head.to_dict() == {
         "name": "tied",
         "vocab_multiple": 128,
+        "sum_order": "fast",
+        "sum_blocks": 8,
         "untie_at": None,
         "bias": False,
         "softcap": 30.0,

@@ -221,10 +221,10 @@ def stop_after(monkeypatch, step):
     """Sends this process SIGINT while it makes the update after `step` − 1."""
     original = loop.data.TrainBatches.batch
 
-    def batch(self, s):
+    def batch(self, s, *rows):
         if s == step - 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, s)
+        return original(self, s, *rows)
 
     monkeypatch.setattr(loop.data.TrainBatches, "batch", batch)
 
@@ -235,8 +235,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_naming_step_head_and_checkpoint
 ):
     original = loop.data.TrainBatches.batch
 
-    def batch(self, step):
-        found = original(self, step)
+    def batch(self, step, *rows):
+        found = original(self, step, *rows)
         if step == 12:
             found.targets[0, 0] = 300  # outside the vocabulary
         return found
