@@ -167,7 +167,7 @@ def mixtape_statistics(
     experts = h.contexts.shape[1]
     # With an order of sums, blocks must not depend on the number of shards.
     count = rows.weight.shape[0] * (shard_count(rows.weight) if spec.sum_blocks else 1)
-    tokens, size = block_sizes(h.contexts.shape[0], count, spec)
+    tokens, size = block_sizes(h.contexts.shape[0], count, spec, rows.weight.shape[1])
     if spec.token_block is None:
         tokens = max(tokens // (2 * experts - 1), min(tokens, 8))
     linear = spec.linear._replace(token_block=tokens, vocab_block=size)

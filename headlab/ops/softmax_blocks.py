@@ -77,19 +77,26 @@ def _count(tree: Any) -> int:
     return jax.tree.leaves(tree)[0].shape[0]
 
 
-def block_sizes(tokens: int, rows: int, spec: Spec) -> tuple[int, int]:
+def block_sizes(tokens: int, rows: int, spec: Spec, width: int = 0) -> tuple[int, int]:
     """(token_block, vocab_block): the given ones, or such that a block of logits has about the size of a cache.
 
-    All rows are one block where that leaves room for enough tokens, else blocks of 1,024 rows.
+    All rows are one block where that leaves room for enough tokens, and where their gradient, of `width` numbers a row,
+    is small enough to be held; else blocks of 1,024 rows.
     """
     budget, fewest = setting(_BLOCK_BYTES) // 4, setting(_FEWEST_TOKENS)
     most = setting(_LARGEST_BLOCK_BYTES) // 4 // fewest
-    vocab_block = spec.vocab_block or (rows if rows <= most else 1024)
+    together = rows <= most and 4 * rows * width <= _LARGEST_HELD
+    vocab_block = spec.vocab_block or (rows if together else 1024)
     vocab_block = max(1, min(vocab_block, rows))
     fitting = max(budget // vocab_block, fewest)
     # Blocks of equal size, so that no small remainder pays for a whole loop body.
     fitting = math.ceil(tokens / math.ceil(max(tokens, 1) / fitting))
     return max(1, min(spec.token_block or fitting, tokens)), vocab_block
+
+
+def _width(rows: Any) -> int:
+    """Numbers a row."""
+    return sum(math.prod(a.shape[1:]) for a in jax.tree.leaves(rows))
 
 
 def made_in_forward(rows: Any, tokens: int, spec: Spec) -> bool:
@@ -100,9 +107,8 @@ def made_in_forward(rows: Any, tokens: int, spec: Spec) -> bool:
     leaves = jax.tree.leaves(rows)
     shards = shard_count(*leaves) if spec.sum_blocks else 1
     count = _count(rows) * shards
-    _, vocab_block = block_sizes(tokens, count, spec)
-    size = shards * sum(math.prod(a.shape) for a in leaves)
-    return vocab_block >= count and 4 * size <= _LARGEST_HELD
+    _, vocab_block = block_sizes(tokens, count, spec, _width(rows))
+    return vocab_block >= count and 4 * count * _width(rows) <= _LARGEST_HELD
 
 
 def _tree_tokens(tokens: int, rows: Any, spec: Spec) -> int:
@@ -110,7 +116,7 @@ def _tree_tokens(tokens: int, rows: Any, spec: Spec) -> int:
     count = _count(rows) * shard_count(*jax.tree.leaves(rows))
     if not made_in_forward(rows, tokens, spec):
         count = count // (spec.sum_blocks or 1)
-    return block_sizes(tokens, count, spec)[0]
+    return block_sizes(tokens, count, spec, _width(rows))[0]
 
 
 # --- numbers a token ---------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ def _statistics(h, rows, targets, spec):
             return tree_statistics(h, rows, targets, spec)[0]
 
         return map_blocks(one, _tree_tokens(_count(h), rows, spec), h, targets)
-    token_block, _ = block_sizes(_count(h), _count(rows), spec)
+    token_block, _ = block_sizes(_count(h), _count(rows), spec, _width(rows))
 
     def local(h, targets):
         return walk_rows(h, rows, targets, spec, token_block)
@@ -168,7 +174,7 @@ def _gradients(h, rows, targets, stats: Statistics, g: Statistics, spec: Spec):
 
     The vocabulary is outermost: the gradient of a row is finished and rounded before the next rows begin.
     """
-    token_block, vocab_block = block_sizes(_count(h), _count(rows), spec)
+    token_block, vocab_block = block_sizes(_count(h), _count(rows), spec, _width(rows))
     tokens = (h, targets, stats, g)
     first = first_row(*jax.tree.leaves(rows))
 
@@ -286,7 +292,7 @@ def _loss_forward(h, rows, targets, where, spec, z_loss_weight, label_smoothing)
     if spec.sum_blocks:
         token_block = _tree_tokens(_count(h), rows, spec)
     else:
-        token_block, _ = block_sizes(_count(h), _count(rows), spec)
+        token_block, _ = block_sizes(_count(h), _count(rows), spec, _width(rows))
     zeros = _zeros(rows, h, rows, where)
     drows, (dh, objective, nats) = scan_blocks(one, token_block, zeros, h, targets, where)
     return (jnp.sum(objective), jnp.sum(nats)), (dh, drows, h, rows)
@@ -323,7 +329,7 @@ _loss.defvjp(_loss_forward, _loss_backward)
 def walk_rows(h, rows, targets, spec: Spec, token_block: int) -> Running:
     """The running statistics of a block of tokens after all blocks of this shard's rows."""
     total = _count(rows)
-    _, vocab_block = block_sizes(token_block, total, spec)
+    _, vocab_block = block_sizes(token_block, total, spec, _width(rows))
     first = first_row(*jax.tree.leaves(rows))
 
     def step(running, place, size):
