@@ -36,6 +36,9 @@ OVERRIDES = (
 )
 
 
+_COMPILED: dict[str, Any] = {}  # the step of each config that this process has trained
+
+
 class Trained(NamedTuple):
     """What is compared of a training."""
 
@@ -205,11 +208,12 @@ def _train(config: Any) -> Trained:
 
 
 def _step(config: Any):
-    """(state, compiled step, mesh, specs, phase), as the trainer makes them."""
+    """(fresh state, compiled step, mesh, specs, phase), as the trainer makes them."""
     import jax
     import numpy as np
 
     from headlab import sharding
+    from headlab.config import to_json
     from headlab.training.step import make_phase, state_specs, train_step
 
     mesh = sharding.make_mesh(1, config.mesh.vocab)
@@ -225,8 +229,11 @@ def _step(config: Any):
     )
     specs = state_specs(phase, config, mesh, state)
     state = sharding.place(state, mesh, specs)
-    step = jax.jit(train_step(phase, config, mesh, specs), donate_argnums=0)
-    return state, step.lower(state, _batch(config, 0)).compile(), mesh, specs, phase
+    key = to_json(config)
+    if key not in _COMPILED:
+        step = jax.jit(train_step(phase, config, mesh, specs), donate_argnums=0)
+        _COMPILED[key] = step.lower(state, _batch(config, 0)).compile()
+    return state, _COMPILED[key], mesh, specs, phase
 
 
 def _batch(config: Any, number: int, rows: int | None = None):
@@ -284,8 +291,6 @@ def _times(
     configs: Mapping[Any, Any], shards: Sequence[int], rounds: int
 ) -> dict[str, list[float]]:
     """Quartiles over rounds of the time of a step in the invariant order over one in the fast, by number of shards."""
-    import jax
-
     from experiments.benchmarks.turns import ratios, take_turns, timed
 
     found = {}
@@ -296,7 +301,6 @@ def _times(
             state, step, *_ = _step(config)
             turns[order] = timed(_Kept(state, step, _batch(config, 0)))
         found[str(n)] = ratios(take_turns(turns, rounds), "fast")["invariant"]
-        jax.clear_caches()
     return found
 
 

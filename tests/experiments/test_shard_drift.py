@@ -22,20 +22,20 @@ def test_the_invariant_order_keeps_every_bit_and_what_was_trained_is_kept(tmp_pa
         "--steps=3",
         "--rounds=1",
         "--shards=1",
-        "--shards=4",
+        "--shards=2",
         f"--workdir={tmp_path}",
         *SMALL,
     ]
     assert drift.main(command) == 0
     shown = capsys.readouterr().out
-    assert "argmax flips" in shown and "of 1,000" in shown
+    assert "3 steps, against one shard" in shown
     found = json.loads((tmp_path / "drift.json").read_text())
     rows = {(row["order"], row["shards"]): row for row in found["drift"]}
-    assert rows["invariant", 4]["same_bits"] and rows["invariant", 4]["log_probs"] == 0
-    assert rows["invariant", 1]["digest"] == rows["invariant", 4]["digest"]
+    assert rows["invariant", 2]["same_bits"] and rows["invariant", 2]["log_probs"] == 0
+    assert rows["invariant", 1]["digest"] == rows["invariant", 2]["digest"]
     # Rounding alone: three steps at a rate of 1e-3 or so don't carry it further.
-    assert 0 <= rows["fast", 4]["log_probs"] < 1e-4
-    assert set(found["time"]) == {"1", "4"}
+    assert 0 <= rows["fast", 2]["log_probs"] < 1e-4
+    assert set(found["time"]) == {"1", "2"}
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
     assert drift.main(command) == 0
     assert files == {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}

@@ -109,15 +109,22 @@ def test_a_position_depends_on_its_own_and_earlier_tokens_only(variant):
     assert (np.abs(before[:, 7:] - after[:, 7:]).max(-1) > 1e-3).all()
 
 
-@pytest.mark.parametrize("head", ["tied", "untied"])
-@pytest.mark.parametrize("path", ["configs/micro.py", "configs/tiny.py"])
+@pytest.mark.parametrize(
+    ("path", "head"), [("configs/micro.py", "untied"), ("configs/tiny.py", "tied")]
+)
 def test_training_starts_at_the_loss_of_a_uniform_guess(path, head):
     config = configs.load(path, [("head.name", head)])
     size = config.data.vocab_size
     model = models.build(config, size)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, size, (4, config.data.seq_len + 1)).astype(np.int32)
-    loss = model.head.loss(model(tokens[:, :-1]), tokens[:, 1:], embedding=model.embedding)
+
+    @nnx.jit
+    def first(model, tokens):
+        h = model(tokens[:, :-1])
+        return model.head.loss(h, tokens[:, 1:], embedding=model.embedding)
+
+    loss = first(model, tokens)
     assert abs(loss.nats / loss.weight / np.log(size) - 1) < 0.05
 
 

@@ -95,8 +95,15 @@ def test_a_temperature_that_is_no_temperature_is_refused(rule, temperature):
 # -------------------------------------------------------------------------------- generation
 
 
-@pytest.mark.parametrize("position", ["learned", "rotary"])
-@pytest.mark.parametrize("head", ["tied", "untied", "adaptive", "mixture_of_softmaxes"])
+@pytest.mark.parametrize(
+    ("head", "position"),
+    [
+        ("tied", "learned"),
+        ("untied", "rotary"),
+        ("adaptive", "learned"),
+        ("mixture_of_softmaxes", "rotary"),
+    ],
+)
 def test_greedy_generation_is_a_plain_loop_over_the_unpadded_prompt(head, position):
     model = models.build(model_config(head, position), VOCABULARY)
 
