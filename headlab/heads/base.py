@@ -128,8 +128,6 @@ class Head(nnx.Module):
         """Parameters, operations a token and bytes read in `mode`."""
         raise NotImplementedError
 
-    # --- what every head may be told ---------------------------------------------------------------------------
-
     def sum_in_blocks(self, sum_blocks: int | None) -> None:
         """Sums over the vocabulary follow a balanced tree over so many blocks of rows; None: the fastest order.
 

@@ -3,17 +3,14 @@
 import math
 import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 
 from headlab import config as configs
-from headlab import costs, data, models, processes, sharding
+from headlab import data, models, processes, sharding
 from headlab.errors import HeadlabError
 from headlab.ops.shards import VOCAB
 from headlab.runs import RunDirectory, environment, phase_at, phases_of
@@ -28,14 +25,8 @@ from headlab.training.step import (
     train_step,
     untie,
 )
-
-
-class Interrupted(HeadlabError):
-    """A signal asked the run to stop; it saved a checkpoint first. The exit code is 128 + the signal."""
-
-    def __init__(self, message: str, signal_number: int):
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
+from headlab.training.stopping import Interrupted, stop_signals
+from headlab.training.timing import Clock, Speed
 
 
 def train(config: Any, workdir: str) -> dict[str, Any]:
@@ -110,11 +101,11 @@ class _Trainer:
         self.batches = data.TrainBatches(
             self.store.tokens("train"), config.data.seq_len, config.train.batch_size, config.seed
         )
-        self.clock = _Clock()
+        self.clock = Clock()
         self.checkpoints = stack.enter_context(
             Checkpoints(run.checkpoints_dir, keep=config.checkpoint.keep)
         )
-        self.stop = stack.enter_context(_stop_signals())
+        self.stop = stack.enter_context(stop_signals())
         self.stack = stack
         self.writers: list[Writer] = []
         self.spent_before = 0.0
@@ -205,7 +196,7 @@ class _Trainer:
             example = self._batch(step)
             jitted = jax.jit(train_step(phase, config, self.mesh, specs), donate_argnums=0)
             compiled = jitted.lower(state, example).compile()
-        speed = _Speed(config, phase, self.mesh)
+        speed = Speed(config, phase, self.mesh)
         pending = None
         while step < phase.end:
             with self.clock.part("data"):
@@ -378,101 +369,6 @@ def _train_record(report: dict[str, jax.Array]) -> dict[str, float]:
     mean = {key: value / weight if weight else math.nan for key, value in interval.items()}
     record = {"train/loss": mean.pop("nats"), "train/gradient_norm": float(report["gradient_norm"])}
     return {**record, **{f"train/{key}": value for key, value in mean.items()}}
-
-
-class _Speed:
-    """Tokens a second since the last log, without evaluations, and the share of the device's peak where it is known."""
-
-    def __init__(self, config, phase: Phase, mesh):
-        model, length = config.model, config.data.seq_len
-        self._tokens_per_step = config.train.batch_size * length
-        body = costs.body_flops_per_token(
-            d_model=model.d_model,
-            n_layers=model.n_layers,
-            n_heads=model.n_heads,
-            n_kv_heads=model.n_kv_heads,
-            d_mlp=model.d_mlp,
-            gated=model.activation == "swiglu",
-            length=length,
-        )
-        head = phase.head_cost.flops_per_token
-        peak = costs.peak_flops(jax.devices()[0].device_kind)
-        self._peak_tokens = None if peak is None else peak * mesh.size / (3 * body + head)
-        self._since: tuple[int, float] | None = None
-
-    def record(self, step: int) -> dict[str, float]:
-        now = time.perf_counter()
-        since, self._since = self._since, (step, now)
-        if since is None or step == since[0]:
-            return {}
-        rate = (step - since[0]) * self._tokens_per_step / (now - since[1])
-        record = {"timing/tokens_per_second": rate}
-        if self._peak_tokens is not None:
-            record["timing/mfu"] = rate / self._peak_tokens
-        return record
-
-    def pause(self, step: int) -> None:
-        self._since = (step, time.perf_counter())
-
-
-class _Clock:
-    """Where the wall time of a run goes."""
-
-    def __init__(self):
-        self._began = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def total(self) -> float:
-        return time.perf_counter() - self._began
-
-    def shares(self) -> dict[str, Any]:
-        """Seconds and shares by part.
-
-        `outside_step` is what data, metrics and checkpoints took of the time that they and the steps took.
-        """
-        seconds = {**self._seconds, "other": self.total() - sum(self._seconds.values())}
-        total = sum(seconds.values())
-        outside = sum(seconds.get(part, 0.0) for part in ("data", "metrics", "checkpoint"))
-        training = outside + seconds.get("step", 0.0)
-        return {
-            "seconds": seconds,
-            "shares": {part: spent / total for part, spent in seconds.items()},
-            "outside_step": outside / training if training else None,
-        }
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """A list that the first SIGTERM or SIGINT enters; the second one acts as ever."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    previous: dict[int, Any] = {}
-
-    def handle(number, frame):
-        received.append(number)
-        signal.signal(number, previous[number])
-        print(
-            f"\n{signal.Signals(number).name}: finishing this step and saving; once more stops at once.",
-            file=sys.stderr,
-        )
-
-    for kind in (signal.SIGTERM, signal.SIGINT):
-        previous[kind] = signal.signal(kind, handle)
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _say(config, message: str) -> None:
