@@ -1,5 +1,6 @@
 """The adaptive input embedding: rarer tokens have narrower rows (Baevski & Auli 2019, arXiv:1809.10853)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from headlab.embeddings.cutoffs import (
 )
 from headlab.embeddings.table import init_rows, padded_size
 from headlab.ops import linear
-from headlab.ops.shards import sum_shards, take_rows
+from headlab.ops.shards import UNMARKED, all_rows_shape, sum_shards, take_rows
 
 
 class TokenOrder(nnx.Module):
@@ -143,3 +144,21 @@ class Adaptive(Embedding):
         return kernels + sum(
             size * band.weight.shape[1] for size, band in zip(self.sizes, self.bands, strict=True)
         )
+
+
+def checked_bands(
+    embedding: Any, cutoffs: tuple[int, ...], shapes: Sequence[tuple[int, int]]
+) -> list[Band]:
+    """The bands of the embedding that a head is tied to; ValueError unless they have these cutoffs and shapes."""
+    if not isinstance(embedding, Adaptive):
+        raise ValueError(
+            "a head tied to the bands of an AdaptiveEmbedding needs the one that its `input_embedding` makes: pass "
+            f"embedding=, not {type(embedding).__name__}"
+        )
+    found = [all_rows_shape(band.weight[...]) for band in embedding.bands]
+    if embedding.cutoffs != cutoffs or found != list(shapes):
+        raise ValueError(
+            f"the embedding has cutoffs {embedding.cutoffs} and bands {found}; the head has {cutoffs} and "
+            f"{list(shapes)}: build both with the same cutoffs, div_value and vocab_multiple{UNMARKED}"
+        )
+    return list(embedding.bands)

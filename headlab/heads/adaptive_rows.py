@@ -9,17 +9,17 @@ from flax import nnx
 
 from headlab.embeddings import Embedding, init_rows, padded_size
 from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
-from headlab.embeddings.adaptive import TokenOrder
+from headlab.embeddings.adaptive import Band, TokenOrder, checked_bands
 from headlab.embeddings.cutoffs import band_sizes, band_widths, resolve_cutoffs
 from headlab.heads.base import Head
-from headlab.heads.linear import UNMARKED, LinearHead, all_rows_shape
+from headlab.heads.linear import LinearHead
 from headlab.ops.clusters import (
     Cluster,
     ClusterSpec,
     HeadSpec,
 )
 from headlab.ops.linear_logits import accumulator
-from headlab.ops.shards import first_row, sum_shards, take_rows
+from headlab.ops.shards import UNMARKED, all_rows_shape, first_row, sum_shards, take_rows
 
 
 class Tail(nnx.Module):
@@ -176,22 +176,10 @@ class AdaptiveRows(Head):
 
     # --- its arrays ---------------------------------------------------------------------------------------------
 
-    def _bands(self, embedding):
+    def _bands(self, embedding) -> list[Band]:
         """The embedding's bands, checked to be this head's."""
-        if not isinstance(embedding, AdaptiveEmbedding):
-            raise ValueError(
-                "a tied adaptive head needs the model's AdaptiveEmbedding: pass embedding=, not "
-                f"{type(embedding).__name__}"
-            )
-        found = tuple(all_rows_shape(band.weight[...]) for band in embedding.bands)
         rows = zip(self.tail_rows, self.widths[1:], strict=True)
-        shapes = ((self.head_rows, self.d_model), *rows)
-        if embedding.cutoffs != self.cutoffs or found != shapes:
-            raise ValueError(
-                f"the embedding has cutoffs {embedding.cutoffs} and bands {found}; the head has {self.cutoffs} and "
-                f"{shapes}: build both with the same cutoffs, div_value and vocab_multiple{UNMARKED}"
-            )
-        return embedding.bands
+        return checked_bands(embedding, self.cutoffs, [(self.head_rows, self.d_model), *rows])
 
     def _order(self, embedding) -> TokenOrder:
         if self.order is None:
@@ -234,7 +222,7 @@ class AdaptiveRows(Head):
 
     def _clusters(self, embedding) -> tuple[Cluster, ...]:
         tails: Any = self.tails
-        bands = self._bands(embedding)[1:] if self.tied else tails
+        bands: Any = self._bands(embedding)[1:] if self.tied else tails
         kernels = (
             [band.kernel[...].T for band in bands]
             if self.tie_projections

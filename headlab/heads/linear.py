@@ -15,7 +15,7 @@ from headlab.costs import HeadCost, Mode, linear_head_cost
 from headlab.embeddings import init_rows, padded_size
 from headlab.heads.base import Head, Loss, Segment, numbered
 from headlab.ops import LinearSpec, LogitMap, block_logits, linear_loss, linear_statistics
-from headlab.ops.shards import shard_count, sum_shards, take_rows
+from headlab.ops.shards import UNMARKED, all_rows_shape, sum_shards, take_rows
 
 
 class Normaliser(NamedTuple):
@@ -37,17 +37,6 @@ def tied_weight(embedding: Any, shape: tuple[int, int], vocab_size: int) -> jax.
             f"{vocab_size} tokens needs {shape}{UNMARKED}"
         )
     return weight
-
-
-#: what an error adds where rows may be a shard's that are not known to be
-UNMARKED = (
-    " (inside a shard_map, rows sharded over 'vocab' are known as such with check_vma=True alone)"
-)
-
-
-def all_rows_shape(rows: jax.Array) -> tuple[int, ...]:
-    """The shape of rows, those of all shards together."""
-    return (rows.shape[0] * shard_count(rows), *rows.shape[1:])
 
 
 def own_logits(spec: Any, h: Any, rows: Any, numbers: jax.Array) -> jax.Array:

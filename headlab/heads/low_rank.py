@@ -7,8 +7,9 @@ from flax import nnx
 
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import Embedding, Factorised, init_rows
-from headlab.heads.linear import UNMARKED, LinearHead, all_rows_shape
+from headlab.heads.linear import LinearHead
 from headlab.ops import linear
+from headlab.ops.shards import UNMARKED, all_rows_shape
 
 
 class LowRank(LinearHead):

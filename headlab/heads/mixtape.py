@@ -19,9 +19,9 @@ from flax import nnx
 from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, init_rows, padded_size
 from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
-from headlab.embeddings.adaptive import TokenOrder
+from headlab.embeddings.adaptive import TokenOrder, checked_bands
 from headlab.heads.base import Loss, Segment, numbered
-from headlab.heads.linear import UNMARKED, LinearHead, all_rows_shape
+from headlab.heads.linear import LinearHead
 from headlab.heads.output_matrix import Projection, latent_width, matrix_cost
 from headlab.ops import LinearSpec, Statistics, block_logits, linear_statistics
 from headlab.ops.mixtape import (
@@ -193,19 +193,8 @@ class Mixtape(LinearHead):
 
     def _bands(self, embedding) -> list[jax.Array]:
         """The rows of the embedding's bands, checked to be this head's."""
-        if not isinstance(embedding, AdaptiveEmbedding):
-            raise ValueError(
-                "a tied mixtape needs an input embedding with its bands of rows, as `input_embedding` makes one: pass "
-                f"embedding=, not {type(embedding).__name__}"
-            )
-        found = [band.weight[...] for band in embedding.bands]
         shapes = [(padded, self.d_latent) for padded in self.padded if padded]
-        if embedding.cutoffs != self.cutoffs or [all_rows_shape(a) for a in found] != shapes:
-            raise ValueError(
-                f"the embedding has cutoffs {embedding.cutoffs} and bands {[all_rows_shape(a) for a in found]}; the "
-                f"head has {self.cutoffs} and {shapes}: build both with the same options{UNMARKED}"
-            )
-        return found
+        return [band.weight[...] for band in checked_bands(embedding, self.cutoffs, shapes)]
 
     def _weights(self, embedding) -> tuple[jax.Array | None, jax.Array | None]:
         """The rows w of both segments, [padded size, d_latent]."""

@@ -19,6 +19,12 @@ from headlab.ops.varying import vary_like, varying_axes
 VOCAB = "vocab"
 
 
+#: what an error adds where rows may be a shard's that are not known to be
+UNMARKED = (
+    " (inside a shard_map, rows sharded over 'vocab' are known as such with check_vma=True alone)"
+)
+
+
 def is_sharded(*rows: Array) -> bool:
     """Whether any of the arrays is sharded over the vocabulary; a mesh with one shard counts."""
     return VOCAB in varying_axes(*rows)
@@ -27,6 +33,11 @@ def is_sharded(*rows: Array) -> bool:
 def shard_count(*rows: Array) -> int:
     """The number of shards; 1 where nothing is sharded."""
     return jax.lax.axis_size(VOCAB) if is_sharded(*rows) else 1
+
+
+def all_rows_shape(rows: Array) -> tuple[int, ...]:
+    """The shape of rows, those of all shards together."""
+    return (rows.shape[0] * shard_count(rows), *rows.shape[1:])
 
 
 def first_row(*rows: Array) -> Any:

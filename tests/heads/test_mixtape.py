@@ -342,7 +342,7 @@ def test_tied_contexts_of_another_width_than_the_table_are_refused():
 def test_a_tied_head_refuses_an_embedding_of_other_bands():
     head, h, ids = _build(tied=True), jnp.ones((2, WIDTH)), jnp.zeros(2, jnp.int32)
     for other, reason in (
-        (None, "pass embedding=, not NoneType"),
+        (None, "not NoneType"),
         (Table(VOCAB, WIDTH, rngs=nnx.Rngs(1), vocab_multiple=8), "not Table"),
         (_embedding(True, frequent_share=0.5), r"cutoffs \(6,\) .* the head has \(4,\)"),
     ):
