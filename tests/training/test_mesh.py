@@ -148,7 +148,7 @@ COLLECTIVE = re.compile(
 
 
 def collectives(text):
-    """[(kind, bytes, groups)] of all collectives that a compiled program runs, those of loops as often as they turn."""
+    """[(kind, bytes, axis)] of all collectives that a compiled program runs, those of loops as often as they turn."""
     bodies, name = {}, None
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         if opened := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
@@ -165,7 +165,7 @@ def collectives(text):
                     WIDTH[t] * math.prod(map(int, s.split(","))) if s else WIDTH[t]
                     for t, s in shapes
                 )
-                yield match[2], size, groups_of(line)
+                yield match[2], size, axis_of(line)
             turns = 1
             if " while(" in line:
                 known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
@@ -187,8 +187,17 @@ def collectives(text):
     return list(walk("ENTRY"))
 
 
-def groups_of(line):
-    """The groups of devices of a collective, as a frozenset of tuples."""
+# the groups of devices along each axis of a mesh of 2 × 4
+AXES = {
+    frozenset({(0, 1, 2, 3), (4, 5, 6, 7)}): "vocab",
+    frozenset({(0, 4), (1, 5), (2, 6), (3, 7)}): "data",
+}
+
+
+def axis_of(line):
+    """The mesh axis that a collective crosses; newer versions of XLA name it."""
+    if named := re.search(r"replica_groups=mesh\[[^\]]*\] \{'(\w+)'\}", line):
+        return named[1]
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", line):
         groups = [tuple(map(int, g.split(","))) for g in re.findall(r"\{([\d,]+)\}", listed[1])]
     else:
@@ -198,7 +207,7 @@ def groups_of(line):
         if iota[3]:
             ids = ids.transpose(tuple(map(int, iota[3].split(","))))
         groups = [tuple(g) for g in ids.reshape(shape).tolist()]
-    return frozenset(groups)
+    return AXES[frozenset(groups)]
 
 
 def crossing(vocab_size):
@@ -209,13 +218,9 @@ def crossing(vocab_size):
     phase, state, specs, mesh = setting(config)
     batch = next(batches(config, 1))
     text = jax.jit(train_step(phase, config, mesh, specs)).lower(state, batch).compile().as_text()
-    over = {
-        frozenset({(0, 1, 2, 3), (4, 5, 6, 7)}): "vocab",
-        frozenset({(0, 4), (1, 5), (2, 6), (3, 7)}): "data",
-    }
     found = {"vocab": [], "data": []}
-    for kind, size, groups in collectives(text):
-        found[over[groups]].append((kind, size))
+    for kind, size, axis in collectives(text):
+        found[axis].append((kind, size))
     local = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state.params))
     return found, local
 
