@@ -96,6 +96,7 @@ def isolated(function: Callable[..., Any], *args: Any) -> Any:
     XLA fuses, lays out and contracts what stands together; the same formula so is rounded otherwise in another
     surrounding. It optimises the branch of a conditional by itself, if it can't know that it is always taken.
     """
+    args = jax.tree.map(jnp.asarray, args)
     always = jax.lax.optimization_barrier(jnp.bool_(True))
     leaves, shapes = jax.tree.leaves(args), jax.eval_shape(function, *args)
 

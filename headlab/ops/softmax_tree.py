@@ -4,7 +4,7 @@ The padded rows of all shards are cut into K blocks of equal size, K a power of 
 Each block gives its part of the statistics and of dh by kernels of the block's shape; parts are joined along one
 balanced binary tree, whose lower levels lie inside a shard and whose upper ones across shards. One shard and many so
 compute the same numbers in the same order. Tokens are outermost: what is held beside the gradients is made of the
-blocks of a few tokens.
+blocks of a few tokens. A large block is walked in pieces, one after another.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,9 @@ from headlab.ops.shards import (
 )
 from headlab.ops.token_blocks import add_rows, fold_slices, rows_of_block
 from headlab.ops.varying import vary_like
+
+# Rows of one multiply: more add nothing to its speed, and a block of a large vocabulary would be held whole.
+_LARGEST_PIECE = 1024
 
 
 def blocks_of_shard(rows: Any, sum_blocks: int) -> tuple[int, int]:
@@ -66,25 +69,39 @@ def tree_parts(
 ) -> tuple[Running, Any]:
     """(the statistics of each block of this shard, all [blocks, tokens], and with `keep` the blocks' products)."""
     own, size = _blocks(rows, spec)
+    piece = size if keep else _piece(size)
     first, like = first_row(*jax.tree.leaves(rows)), jax.tree.leaves((h, rows))
 
-    def one(block, place):
-        """A block's statistics and products."""
+    def found(running, block, states, begin, seen, ids):
+        z = spec.products(states, block)
+        if running is None:
+            running = run.start(states, block)
+        running = run.advance(running, spec.logits(z), seen, begin, ids, spec)
+        return running, z if keep else None
 
-        def found(block, states, begin, ids):
-            z = spec.products(states, block)
-            stats = run.advance(run.start(states, block), spec.logits(z), 0, begin, ids, spec)
-            return stats, z if keep else None
+    def one(running, place):
+        """The statistics of a block after one more piece of its rows, and the products."""
+        begin = jnp.asarray(first + place, jnp.int32)
+        if piece == size:  # all of it; what it starts from is no operand, which XLA could look into
+            return isolated(found, None, rows_of_block(rows, place, size), h, begin, 0, targets)
+        start_of_block = begin - place % size
+        seen = jnp.minimum(place % size, run.real_rows(start_of_block, size, spec))
+        block = rows_of_block(rows, place, piece)
+        return isolated(found, running, block, h, begin, seen, targets)
 
-        return isolated(found, block, h, jnp.asarray(first + place, jnp.int32), targets)
+    empty = run.start(h, rows)
+    shapes = jax.eval_shape(lambda: one(empty, jnp.int32(0))[1])
+    products = jax.tree.map(lambda s: vary_like(jnp.zeros((own, *s.shape), s.dtype), *like), shapes)
+    blank = jax.tree.map(lambda a: jnp.broadcast_to(a, (own, *a.shape)), empty)
 
-    shapes = jax.eval_shape(lambda: one(rows_of_block(rows, 0, size), 0))
-    held = jax.tree.map(lambda s: vary_like(jnp.zeros((own, *s.shape), s.dtype), *like), shapes)
+    def step(held, place, _):
+        running, products = held
+        index = place // size
+        before = jax.tree.map(lambda a: a[index], running)
+        after, made = one(before, place)
+        return _put(running, after, index), _put(products, made, index)
 
-    def step(held, place, size):
-        return _put(held, one(rows_of_block(rows, place, size), place), place // size)
-
-    return _fold_blocks(step, size, own, held)
+    return _fold_pieces(step, piece, own * size // piece, (blank, products))
 
 
 def join_parts(
@@ -138,8 +155,8 @@ def sum_parts(x: Any, rows: Any) -> Any:
 def shard_gradients(h, rows, targets, stats, g, spec: Spec, drows, products=None):
     """What `tree_gradients` gives, dh of this shard's rows alone."""
     own, size = _blocks(rows, spec)
-    leaves = jax.tree.leaves(rows)
-    first, like = first_row(*leaves), jax.tree.leaves((h, rows, g.nll))
+    piece = size if products is not None else _piece(size)
+    first, like = first_row(*jax.tree.leaves(rows)), jax.tree.leaves((h, rows, g.nll))
     held = jax.tree.map(
         lambda a: vary_like(
             jnp.zeros((own, *a.shape), jnp.promote_types(a.dtype, jnp.float32)), *like
@@ -147,23 +164,24 @@ def shard_gradients(h, rows, targets, stats, g, spec: Spec, drows, products=None
         h,
     )
 
-    def step(carry, place, size):
+    def found(block, states, begin, ids, stats, g, z):
+        z = spec.products(states, block) if products is None else z
+        dlogits = run.dlogits_of(spec.logits(z), begin, ids, stats, g, spec)
+        return spec.pull(states, block, z, dlogits)
+
+    def step(carry, place, _):
         dhs, drows = carry
-        block = rows_of_block(rows, place, size)
-        z = None
-        if products is not None:
-            z = jax.tree.map(lambda a: a[place // size], products)
-
-        def found(block, states, begin, ids, stats, g, z):
-            z = spec.products(states, block) if products is None else z
-            dlogits = run.dlogits_of(spec.logits(z), begin, ids, stats, g, spec)
-            return spec.pull(states, block, z, dlogits)
-
+        index = place // size
+        z = None if products is None else jax.tree.map(lambda a: a[index], products)
+        block = rows_of_block(rows, place, piece)
         begin = jnp.asarray(first + place, jnp.int32)
         more_h, more = isolated(found, block, h, begin, targets, stats, g, z)
-        return _put(dhs, more_h, place // size), add_rows(drows, more, place)
+        if piece < size:  # the pieces of a block, one after another
+            before = jax.tree.map(lambda a: a[index], dhs)
+            more_h = jax.tree.map(jnp.add, before, more_h)
+        return _put(dhs, more_h, index), add_rows(drows, more, place)
 
-    dhs, drows = _fold_blocks(step, size, own, (held, drows))
+    dhs, drows = _fold_pieces(step, piece, own * size // piece, (held, drows))
     return jax.tree.map(sum_pairs, dhs), drows
 
 
@@ -174,10 +192,10 @@ def sum_by_blocks(part: Callable[[Array], Array], rows: Array, sum_blocks: int) 
     shape = jax.eval_shape(part, jax.ShapeDtypeStruct((size, *rows.shape[1:]), rows.dtype))
     held = vary_like(jnp.zeros((own, *shape.shape), shape.dtype), rows)
 
-    def step(held, place, size):
+    def step(held, place, _):
         return _put(held, isolated(part, rows_of_block(rows, place, size)), place // size)
 
-    return sum_parts(sum_pairs(_fold_blocks(step, size, own, held)), rows)
+    return sum_parts(sum_pairs(_fold_pieces(step, size, own, held)), rows)
 
 
 def _blocks(rows: Any, spec: Spec) -> tuple[int, int]:
@@ -186,8 +204,15 @@ def _blocks(rows: Any, spec: Spec) -> tuple[int, int]:
     return blocks_of_shard(rows, spec.sum_blocks)
 
 
-def _fold_blocks(step: Any, size: int, count: int, carry: Any) -> Any:
-    """carry = step(carry, place, size) for each block of a shard, always in a loop.
+def _piece(size: int) -> int:
+    """Rows of a block that are taken at once: the block, halved while it is larger than needed and even."""
+    while size > _LARGEST_PIECE and size % 2 == 0:
+        size //= 2
+    return size
+
+
+def _fold_pieces(step: Any, size: int, count: int, carry: Any) -> Any:
+    """carry = step(carry, place, size) for each of so many pieces of a shard, always in a loop.
 
     XLA would take a loop of one turn apart and lay out and fuse its body otherwise, which rounds otherwise: the length
     of such a loop is hidden from it.
