@@ -5,6 +5,10 @@ Each block gives its part of the statistics and of dh by kernels of the block's 
 balanced binary tree, whose lower levels lie inside a shard and whose upper ones across shards. One shard and many so
 compute the same numbers in the same order. Tokens are outermost: what is held beside the gradients is made of the
 blocks of a few tokens. A large block is walked in pieces, one after another.
+
+What is promised: the same bits of loss, nll and their gradients on any number of shards that divides K, for one loss in
+a program, on CPU devices of one machine, compiled with XLA's usual optimisations. Checked on 1, 2, 4 and 8 shards, for
+every head. Where a program adds two such losses, XLA has been seen to round the sum of their gradients otherwise.
 """
 
 from collections.abc import Callable

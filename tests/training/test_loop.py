@@ -199,22 +199,27 @@ def test_one_compilation_a_phase(small_corpus, tmp_path, monkeypatch):
     assert traced == ["tied", "untied"]
 
 
-def test_resuming_on_two_devices_logs_the_change_and_stays_close(
+def test_resuming_on_another_mesh_logs_the_change_and_stays_close(
     small_corpus, tmp_path, monkeypatch, capsys
 ):
-    """mesh.* may differ between the parts of a run; results then agree to rounding."""
+    """mesh.* may differ between the parts of a run, with other paddings of 300 tokens; results agree to rounding."""
     workdir = str(tmp_path / "run")
     plain = {"train__steps": 10, "train__micro_batches": 1, "model__dropout": 0}
+    plain["head__vocab_multiple"] = 25
     whole = training.train(load(small_corpus, **plain), str(tmp_path / "whole"))
     stop_after(monkeypatch, 5)
     with pytest.raises(training.Interrupted, match="after step 5 of 10"):
         training.train(load(small_corpus, **plain), workdir)
     monkeypatch.undo()
     result = training.train(
-        load(small_corpus, mesh__data=2, log__progress="true", **plain), workdir
+        load(small_corpus, mesh__data=2, mesh__vocab=4, log__progress="true", **plain), workdir
     )
-    assert "mesh.data is 2 from here on" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "mesh.data is 2 from here on" in shown and "mesh.vocab is 4 from here on" in shown
     assert result["validation"]["loss"] == pytest.approx(whole["validation"]["loss"], abs=1e-4)
+    # the run's own mesh is what it was made with: one device, another padding than that of its last checkpoint
+    evaluated = training.evaluate_run(workdir)
+    assert evaluated["loss"] == pytest.approx(result["validation"]["loss"], abs=1e-6)
 
 
 def stop_after(monkeypatch, step):
