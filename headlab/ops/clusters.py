@@ -10,7 +10,7 @@ joined between them.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from headlab.ops.cluster_walk import Block, Cluster, ClusterSpec, product, put_r
 from headlab.ops.linear_logits import LinearSpec, accumulator
 from headlab.ops.shards import first_row, shard_count, sum_shards
 from headlab.ops.token_blocks import add_rows, fold_slices, rows_of_block
-from headlab.ops.varying import sum_to_like, vary_like
+from headlab.ops.varying import narrow_like, vary_like
 
 
 class HeadSpec(LinearSpec):
@@ -266,7 +266,7 @@ def _statistics_forward(h, clusters, own, rows, spec):
 def _statistics_backward(spec, residuals, cotangent):
     h, clusters, own, rows, stats = residuals
     dh, dclusters = _once(_gradients, spec, h, clusters, own, rows, stats, cotangent)
-    return _narrowed(dh, h), _narrowed(dclusters, clusters), None, None
+    return narrow_like(dh, h), narrow_like(dclusters, clusters), None, None
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)
@@ -345,15 +345,10 @@ def _loss_backward(spec, z_loss_weight, residuals, cotangent):
     gradients, h, clusters = residuals
     g, _ = cotangent  # the pure nats are reported, never differentiated
     dh, dclusters = jax.tree.map(lambda d: g * d, gradients)
-    return _narrowed(dh, h), _narrowed(dclusters, clusters), None, None
+    return narrow_like(dh, h), narrow_like(dclusters, clusters), None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
-
-
-def _narrowed(gradients: Any, primals: Any) -> Any:
-    """Gradients in the dtypes of their primals, summed over the mesh axes that those do not vary over."""
-    return jax.tree.map(lambda d, p: sum_to_like(d, p).astype(p.dtype), gradients, primals)
 
 
 # --- no second derivatives ---------------------------------------------------------------------------------------

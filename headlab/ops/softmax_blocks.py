@@ -47,7 +47,7 @@ from headlab.ops.token_blocks import (
     set_rows,
     slice_rows,
 )
-from headlab.ops.varying import sum_to_like, vary_like
+from headlab.ops.varying import narrow_like, vary_like
 
 
 class Sums(NamedTuple):
@@ -163,7 +163,7 @@ def _statistics_backward(spec, residuals, cotangent: Statistics):
     else:
         gradients = _gradients if all(_wide(a) for a in jax.tree.leaves(rows)) else _first_order
         dh, drows = gradients(h, rows, targets, stats, g, spec)
-    return _narrowed(dh, h), _narrowed(drows, rows), None
+    return narrow_like(dh, h), narrow_like(drows, rows), None
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)
@@ -317,7 +317,7 @@ def _loss_backward(spec, z_loss_weight, label_smoothing, residuals, cotangent):
     dh, drows, h, rows = residuals
     g, _ = cotangent  # the pure nats are reported, never differentiated
     dh, drows = jax.tree.map(lambda d: g * d, (dh, drows))
-    return _narrowed(dh, h), _narrowed(drows, rows), None, None
+    return narrow_like(dh, h), narrow_like(drows, rows), None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
@@ -346,11 +346,6 @@ def _zeros(tree: Any, *like: Any) -> Any:
     return jax.tree.map(
         lambda a: vary_like(jnp.zeros(a.shape, accumulator(a.dtype)), *leaves), tree
     )
-
-
-def _narrowed(gradients: Any, primals: Any) -> Any:
-    """Gradients summed over the mesh axes that their primals do not vary over, in the dtypes of the primals."""
-    return jax.tree.map(lambda d, p: sum_to_like(d, p).astype(p.dtype), gradients, primals)
 
 
 def _wide(array: Array) -> bool:

@@ -3,6 +3,8 @@
 Outside a `shard_map` no value varies over anything and both functions return their argument unchanged.
 """
 
+from typing import Any
+
 import jax
 from jaxtyping import Array
 
@@ -28,3 +30,8 @@ def sum_to_like(gradient: Array, primal: Array) -> Array:
     """Sums a cotangent over the axes that its primal does not vary over (the transpose of `vary_like`)."""
     extra = varying_axes(gradient) - varying_axes(primal)
     return jax.lax.psum(gradient, tuple(sorted(extra))) if extra else gradient
+
+
+def narrow_like(gradients: Any, primals: Any) -> Any:
+    """Gradients summed over the mesh axes that their primals do not vary over, in the dtypes of the primals."""
+    return jax.tree.map(lambda d, p: sum_to_like(d, p).astype(p.dtype), gradients, primals)
