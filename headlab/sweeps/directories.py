@@ -45,9 +45,22 @@ def run_directories(
         found.update((run.resolve(), run) for run in inner if run.resolve() not in found)
         if sweep is not None:
             sweeps[path] = sweep
-            missing = [name for name in points if not (path / name).exists()]
-            not_started += [Problem(name, str(path / name), "not started") for name in missing]
+            missing = [path / name for name in points if not _is_run(path / name)]
+            not_started += [
+                Problem(run.name, str(run), failure_of(run) or "not started") for run in missing
+            ]
     return list(found.values()), not_started, sweeps
+
+
+def failure_of(run: Path) -> str | None:
+    """What a sweep recorded of the failure of a run, or None: sweep/NAME/error.json beside the run."""
+    try:
+        record = json.loads((run.parent / "sweep" / run.name / "error.json").read_text("utf-8"))
+        return str(record["error"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, OSError) as problem:
+        return f"it failed, and the record of it cannot be read ({problem})"
 
 
 def _is_run(path: Path) -> bool:

@@ -85,6 +85,8 @@ def as_json(comparison: Comparison, frame: pd.DataFrame) -> str:
         "unfinished": [
             {
                 "name": run["name"],
+                "state": run["state"],
+                "error": run["error"],
                 "step": run["step"],
                 "steps": run["steps"],
                 "last_loss": _known(run["last_loss"]),
@@ -147,12 +149,12 @@ def all_notes(comparison: Comparison, frame: pd.DataFrame) -> list[str]:
         last = "no held-out loss yet"
         if not math.isnan(run.last_loss):
             last = f"held-out loss {run.last_loss:.4f} at step {run.last_step:,}"
+        what = "Not finished" if run.error is None else f"Failed ({run.error})"
         notes.append(
-            f"Not finished, so not compared: {run.name}, step {run.step:,} of {run.steps:,}, {last}."
+            f"{what}, so not compared: {run.name}, step {run.step:,} of {run.steps:,}, {last}."
         )
     notes += [f"Left out: {name}: {reason}" for name, _, reason in frame.attrs["left_out"]]
-    if frame.attrs["not_started"]:
-        notes.append(f"Not started: {'; '.join(name for name, *_ in frame.attrs['not_started'])}.")
+    notes += [f"No run yet: {name}: {reason}" for name, _, reason in frame.attrs["not_started"]]
     return notes
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from headlab.config import ABSENT, OPTIONS
 from headlab.errors import HeadlabError
 from headlab.run_files import RunDirectory
-from headlab.sweeps.directories import Paths, Problem, names_of, run_directories
+from headlab.sweeps.directories import Paths, Problem, failure_of, names_of, run_directories
 
 _SPLITS = ("train", "validation", "test")
 _SIZES = ("documents", "bytes", "tokens")
@@ -42,7 +42,18 @@ _RECORDED = {
 MEASURES = (*_RECORDED, "tokens_per_second", "peak_memory", *BANDS)
 """Columns that only a finished run has; NaN for the others."""
 
-_PLAIN = ("name", "path", "head", "seed", "state", "step", "steps", "last_loss", "last_step")
+_PLAIN = (
+    "name",
+    "path",
+    "head",
+    "seed",
+    "state",
+    "error",
+    "step",
+    "steps",
+    "last_loss",
+    "last_step",
+)
 
 
 class Run(NamedTuple):
@@ -53,6 +64,7 @@ class Run(NamedTuple):
     config: dict[str, Any]  # by dotted key
     result: dict[str, Any] | None  # None: it has not finished
     metrics: list[dict[str, Any]]
+    error: str | None  # what its sweep recorded of its failure
 
 
 class Collection(NamedTuple):
@@ -68,7 +80,8 @@ def load(workdir_or_runs: Paths) -> pd.DataFrame:
     """A row a run, of one or several run directories, or directories that hold runs.
 
     Columns:
-      name, path, head, seed; state: "finished" or "unfinished"; step of steps.
+      name, path, head, seed; step of steps; state: "finished", "unfinished", or "failed" with the error that the
+      sweep recorded.
       Each configuration value that varies between the runs, by its dotted key ("(absent)" where a
       head has no such option).
       loss (held-out, nats a token), bits_per_byte, best_loss at best_step, test_loss,
@@ -151,13 +164,20 @@ def _row(run: Run, keys: Sequence[str]) -> dict[str, Any]:
         "path": str(run.path),
         "head": run.config["head.name"],
         "seed": run.config["seed"],
-        "state": "unfinished" if run.result is None else "finished",
+        "state": _state(run),
+        "error": run.error,
         "step": run.metrics[-1]["step"] if run.metrics else 0,
         "steps": run.config["train.steps"],
         "last_loss": last.get("validation/loss", math.nan),
         "last_step": last.get("step", 0),
     }
     return row if run.result is None else row | _measures(run, run.result)
+
+
+def _state(run: Run) -> str:
+    if run.result is not None:
+        return "finished"
+    return "unfinished" if run.error is None else "failed"
 
 
 def _measures(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +209,8 @@ def _read(run: RunDirectory, name: str) -> Run:
                 f"{run.metrics_path} ends at step {metrics[-1]['step']}, but the run has finished "
                 f"{config['train.steps']}; restore the file from a copy"
             )
-    found = Run(name, run.path, config, result, metrics)
+    error = failure_of(run.path) if result is None else None
+    found = Run(name, run.path, config, result, metrics, error)
     try:
         _row(found, [])
     except (KeyError, TypeError, ValueError, AttributeError) as problem:

@@ -127,6 +127,22 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path, name):
     assert reason
 
 
+def test_a_failure_that_a_sweep_recorded_is_named(tmp_path):
+    write_run(tmp_path / "a", finished=False, steps=200, reached=100)
+    for name in ("a", "b"):
+        (tmp_path / "sweep" / name).mkdir(parents=True)
+        record = {"kind": "HeadlabError", "error": "the loss was not finite", "traceback": ""}
+        (tmp_path / "sweep" / name / "error.json").write_text(json.dumps(record))
+    points = [{"name": name, "overrides": {}} for name in ("a", "b")]
+    (tmp_path / "sweep.json").write_text(json.dumps({"points": points}))
+    frame = load(tmp_path)
+    assert list(frame["state"]) == ["failed"]
+    assert list(frame["error"]) == ["the loss was not finite"]
+    assert frame.attrs["not_started"] == [
+        ("b", str(tmp_path / "b"), "the loss was not finite"),
+    ]
+
+
 def test_other_folders_are_no_runs(tmp_path):
     write_run(tmp_path / "a")
     (tmp_path / "logs").mkdir()
