@@ -53,7 +53,7 @@ def document(content: Content, title: str | None) -> str:
 <footer><p>Made by headlab {text(__version__)} on {datetime.date.today():%Y-%m-%d}. Losses are in nats a token.
 This file needs no network.</p></footer>
 {json_block("data", plot_data(content))}
-<script>{get_plotlyjs()}</script>
+<script type="text/plain" id="plotly">{get_plotlyjs()}</script>
 <script>{_asset("page.js")}</script>
 <script>{_asset("plots.js")}</script>
 </body>
@@ -202,7 +202,7 @@ def _prompt(prompt: str, found: Sequence[dict[str, Any]]) -> str:
         hot = sample["temperature"]
         rule = "" if hot is None else f"temperature {hot:g}" if hot else "greedy"
         source = ", ".join(filter(None, (sample["head"], rule)))
-        items.append(f"<dt>{text(source)}</dt><dd>{text(sample['text'])}</dd>")
+        items.append(f"<dt>{text(source)}</dt><dd>{text(sample['text'].strip())}</dd>")
     return f"<h3>{text(prompt)} …</h3><dl>{''.join(items)}</dl>"
 
 
@@ -212,7 +212,9 @@ def _configuration(content: Content) -> str:
 
 def _default_title(content: Content) -> str:
     heads = list(dict.fromkeys(content.frame["head"]))
-    shown = ", ".join(heads[:3]) + (f" and {len(heads) - 3} more" if len(heads) > 3 else "")
+    shown = (
+        ", ".join(heads) if len(heads) <= 4 else f"{', '.join(heads[:3])} and {len(heads) - 3} more"
+    )
     return f"Output heads: {shown}"
 
 

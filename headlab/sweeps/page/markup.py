@@ -11,6 +11,7 @@ class Column(NamedTuple):
 
     title: str
     numeric: bool = True
+    words: bool = False  # whether its cells are sentences, which may take several lines
     help: str = ""  # what the title doesn't say
 
 
@@ -112,11 +113,12 @@ def _heading(column: Column, sortable: bool) -> str:
 
 def _cell(cell: Cell, column: Column, first: bool, swatch: str) -> str:
     kind, scope = ("th", ' scope="row"') if first else ("td", "")
-    numeric = ' class="number"' if column.numeric else ""
+    layout = "number" if column.numeric else "words" if column.words else ""
+    kind_of = f' class="{layout}"' if layout else ""
     key = "" if cell.key is None else f' data-key="{text(cell.key)}"'
     title = f' title="{text(cell.title)}"' if cell.title else ""
     return (
-        f"<{kind}{scope}{numeric}{key}{title}>{swatch if first else ''}{text(cell.text)}</{kind}>"
+        f"<{kind}{scope}{kind_of}{key}{title}>{swatch if first else ''}{text(cell.text)}</{kind}>"
     )
 
 

@@ -5,7 +5,6 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const entries = Object.fromEntries(data.entries.map((entry) => [entry.id, entry]));
 const chosen = { x: "parameters", sizeLog: true, bands: "loss", logX: false, logY: false, training: true, end: false };
 const hidden = new Set(); // names of runs
-const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
 const coarse = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, it doesn't zoom
 
 // [on light, on dark]: tied blue and untied red, others chosen to differ in lightness too; markers tell them apart
@@ -52,19 +51,17 @@ function name(id) { return plain(entries[id].name); }
 
 function axis(title, more = {}) {
   return {
-    title: { text: title, standoff: 8 }, gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false,
+    title: { text: title, standoff: 8, font: { size: 13 } }, gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false,
     automargin: true, ...more,
   };
 }
 
 function draw(id, traces, layout) {
-  const place = document.getElementById("plot-" + id);
-  if (!place) return;
-  Plotly.react(place, traces, {
+  Plotly.react(document.getElementById("plot-" + id), traces, {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: css("--ink") },
     hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
-    margin: { l: 8, r: 12, t: 8, b: 8 }, dragmode: coarse ? false : "zoom", transition: { duration: 0 },
+    margin: { l: 8, r: 12, t: 8, b: 8 }, dragmode: coarse ? false : "zoom",
     ...layout,
   }, { displayModeBar: false, responsive: true, scrollZoom: false });
 }
@@ -80,8 +77,8 @@ function curveTraces() {
       const held = part === "heldOut";
       traces.push({
         x: run[part][0], y: run[part][1], visible: !hidden.has(run.name), mode: held ? "lines+markers" : "lines",
-        line: { color: held ? look.colour : look.faint, width: held ? 2 : 1, dash: held ? look.dash : "solid" },
-        marker: { symbol: look.symbol, size: 6, color: look.colour },
+        line: { color: held ? look.colour : look.faint, width: held ? 1.75 : 1, dash: held ? look.dash : "solid" },
+        marker: { symbol: look.symbol, size: 5, color: look.colour },
         hovertemplate: `${plain(run.name)}<br>${held ? "held-out" : "training"}, step %{x:,}: %{y:.4f}<extra></extra>`,
       });
     }
@@ -166,7 +163,7 @@ function rows(count) { return { height: 90 + 44 * count }; }
 
 function labels(ids) {
   return ids.map((id, i) => ({
-    x: 0, xref: "paper", xanchor: "left", y: i, yshift: 15, text: name(id), showarrow: false, font: { size: 12 },
+    x: 0, xref: "paper", xanchor: "left", y: i, yshift: 17, text: name(id), showarrow: false, font: { size: 12 },
   }));
 }
 
@@ -217,7 +214,7 @@ function drawParameters() {
     },
     text: data.sizes.map((size) => (size[part] > 0.12 * size.parameters ? part : "")), textposition: "inside",
     insidetextanchor: "middle", textangle: 0, constraintext: "none",
-    insidetextfont: { size: 11, color: share > 0.5 ? css("--ink") : share ? css("--ink") : css("--paper") },
+    insidetextfont: { size: 11, color: css(share ? "--ink" : "--paper") },
     hovertemplate: `${part}: %{x:,} parameters<extra></extra>`,
   }));
   draw("parameters", traces, {
@@ -267,7 +264,7 @@ function drawBands() {
   });
   const difference = chosen.bands === "difference";
   draw("bands", traces, {
-    xaxis: axis("tenth of the vocabulary by frequency", { type: "category" }),
+    xaxis: axis("tenth of the vocabulary, the most frequent first", { type: "category", tickangle: 0 }),
     yaxis: axis(difference ? "difference to baseline, nats a token" : "loss, nats a token", {
       zeroline: difference, zerolinecolor: css("--ink"),
     }),
@@ -285,7 +282,8 @@ function drawSpectra() {
     };
   });
   draw("spectra", traces, {
-    xaxis: axis("number of the singular value", { type: "log" }), yaxis: axis("singular value", { type: "log" }),
+    xaxis: axis("number of the singular value", { type: "log", dtick: 1 }),
+    yaxis: axis("singular value", { type: "log", dtick: 1, exponentformat: "power" }),
   });
 }
 
@@ -324,20 +322,50 @@ for (const button of document.querySelectorAll("[data-action]")) {
   button.addEventListener("click", () => ACTIONS[button.dataset.action]());
 }
 
-function drawAll() {
+// --- when ----------------------------------------------------------------------------------------------------------
+
+const DRAW = {
+  differences: drawDifferences, curves: drawCurves, parameters: drawParameters, size: drawSizes, bands: drawBands,
+  spectra: drawSpectra,
+};
+const places = [...document.querySelectorAll(".plot")];
+const drawn = new Set(); // ids of plots that a reader has come near to
+
+function drawPlace(place) {
+  drawn.add(place.id);
+  place.removeAttribute("aria-busy");
+  DRAW[place.id.slice("plot-".length)]();
+}
+
+function paintSwatches() {
   for (const swatch of document.querySelectorAll(".swatch[data-group]")) {
     if (entries[swatch.dataset.group]) swatch.style.background = style(swatch.dataset.group).colour;
   }
-  for (const one of [drawDifferences, drawCurves, drawParameters, drawSizes, drawBands, drawSpectra]) one();
+}
+
+// The page can be read before the plotting library, which is most of this file, has been compiled.
+function begin() {
+  const library = document.createElement("script");
+  library.textContent = document.getElementById("plotly").textContent;
+  document.head.append(library);
+  const watch = new IntersectionObserver((seen) => {
+    for (const { isIntersecting, target } of seen) if (isIntersecting && !drawn.has(target.id)) drawPlace(target);
+  }, { rootMargin: "300px" });
+  places.forEach((place) => watch.observe(place));
+  addEventListener("beforeprint", () => {
+    places.forEach(drawPlace);
+    places.forEach((place) => Plotly.relayout(place, { width: 680 }));
+  });
+  addEventListener("afterprint", () => {
+    places.forEach((place) => Plotly.relayout(place, { width: null, autosize: true }));
+  });
 }
 
 buildLegend();
 showLegend();
-document.addEventListener("theme", drawAll);
-drawAll();
-addEventListener("beforeprint", () => {
-  for (const place of document.querySelectorAll(".plot")) Plotly.relayout(place, { width: 680 });
+paintSwatches();
+document.addEventListener("theme", () => {
+  paintSwatches();
+  places.filter((place) => drawn.has(place.id)).forEach(drawPlace);
 });
-addEventListener("afterprint", () => {
-  for (const place of document.querySelectorAll(".plot")) Plotly.relayout(place, { width: null, autosize: true });
-});
+requestAnimationFrame(() => setTimeout(begin));

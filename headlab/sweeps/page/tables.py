@@ -51,20 +51,20 @@ def runs_table(content: Content) -> str:
     keys = [key for key in frame.columns if is_setting(key)]
     columns = [
         Column("Run", numeric=False),
-        Column("State", numeric=False),
+        Column("State", numeric=False, words=True),
         Column("Seed"),
-        *(Column(key, numeric=False) for key in keys),
         *(
             Column(title)
             for title in ("Held-out loss", "Best, at step", "Test loss", "Bits per byte", "Time")
         ),
+        *(Column(key, numeric=False) for key in keys),
     ]
     ids = content.group_ids()
     rows = []
     for run in frame.to_dict("records"):
-        settings = [Cell(_shown(run[key]), _sort_key(run[key])) for key in keys]
+        settings = [_setting(run[key]) for key in keys]
         rows.append(
-            [Cell(run["name"]), _state(run), _number(run["seed"]), *settings, *_losses(run)]
+            [Cell(run["name"]), _state(run), _number(run["seed"]), *_losses(run), *settings]
         )
     swatches = [ids.get(name, "none") for name in frame["name"]]
     return table("Every run", columns, rows, sortable=True, swatches=swatches)
@@ -78,7 +78,9 @@ def missing_table(content: Content) -> str:
         for kind, problems in (("left out", "left_out"), ("no run yet", "not_started"))
         for name, path, reason in attrs[problems]
     ]
-    columns = [Column(title, numeric=False) for title in ("Run", "State", "Why", "Where")]
+    columns = [
+        Column(title, numeric=False, words=True) for title in ("Run", "State", "Why", "Where")
+    ]
     return table("Runs that are damaged or have not begun", columns, rows) if rows else ""
 
 
@@ -89,7 +91,7 @@ def bands_table(content: Content) -> str:
         [Cell(row.group.name), *(_number(row.group.rows[band].mean(), 4) for band in BANDS)]
         for row in content.rows
     ]
-    caption = "Held-out loss in nats a token by frequency of the target, tenths of the vocabulary"
+    caption = "Held-out loss in nats a token by tenth of the vocabulary, the most frequent first"
     return table(caption, columns, rows)
 
 
@@ -166,11 +168,11 @@ def provenance_table(content: Content) -> str:
         several = len(counts) > 1
         values = [f"{value} ({_runs(n)})" if several else value for value, n in counts.items()]
         rows.append([Cell(key), Cell(", ".join(values))])
-    columns = [Column("What", numeric=False), Column("Value", numeric=False)]
+    columns = [Column("What", numeric=False), Column("Value", numeric=False, words=True)]
     return table("Versions, commits, devices and seeds", columns, rows)
 
 
-BAND_NAMES = ("1 (frequent)", *map(str, range(2, 10)), "10 (rare)")
+BAND_NAMES = tuple(map(str, range(1, len(BANDS) + 1)))
 
 
 def _others(metric: str) -> list[tuple[str, str, int]]:
@@ -246,9 +248,11 @@ def _shown(value: Any) -> str:
     return str(value) if value == ABSENT else as_text(value)
 
 
-def _sort_key(value: Any) -> float | str:
+def _setting(value: Any) -> Cell:
+    if value == ABSENT:
+        return _UNKNOWN
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if numeric else _shown(value)
+    return Cell(as_text(value), float(value) if numeric else None)
 
 
 def _runs(count: int) -> str:
