@@ -1,12 +1,13 @@
 """The commands, in the order in which the help lists them. A new one is one file and one line here."""
 
 from headlab.cli.arguments import Command
-from headlab.cli.commands import compare, evaluate, options, report, train
+from headlab.cli.commands import compare, cost, evaluate, options, report, train
 
 COMMANDS: tuple[Command, ...] = (
     train.COMMAND,
     evaluate.COMMAND,
     compare.COMMAND,
     report.COMMAND,
+    cost.COMMAND,
     options.COMMAND,
 )

@@ -37,8 +37,9 @@ def results_table(content: Content) -> str:
         Column("Rank bound", help="the theorem's bound on the rank of the log-probabilities"),
         Column("Training FLOPs", help="three times the forward pass, over all tokens seen"),
         Column("Tokens a second", help="the median of each run, averaged over runs"),
-        Column("Peak memory", help="the mean over runs"),
     ]
+    if content.frame["peak_memory"].notna().any():
+        columns.append(Column("Peak memory", help="the mean over runs"))
     rows = [_result(row, content) for row in comparison.rows]
     ids = [str(number) for number in range(len(rows))]
     caption = f"{_capital(metric.words)} in {metric.unit} by group, {metric.best} first"
@@ -185,6 +186,8 @@ def _result(row: Row, content: Content) -> list[Cell]:
     digits, rows = content.comparison.metric.digits, row.group.rows
     budget = content.budgets.get(row.group.name)
     difference = math.inf if row.difference is None else row.difference.mean
+    recorded = content.frame["peak_memory"].notna().any()
+    memory = [_bytes(rows["peak_memory"].mean())] if recorded else []
     return [
         Cell(row.group.name),
         _number(row.n),
@@ -199,7 +202,7 @@ def _result(row: Row, content: Content) -> list[Cell]:
         _UNKNOWN if budget is None else _rank(budget.rank_bound),
         _UNKNOWN if budget is None else _flops(budget.training_flops_per_token, rows),
         _number(rows["tokens_per_second"].mean()),
-        _bytes(rows["peak_memory"].mean()),
+        *memory,
     ]
 
 
