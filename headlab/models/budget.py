@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from headlab import costs
+from headlab.models.cost import zipf_counts
 from headlab.models.decoder import build
 
 
@@ -34,17 +34,18 @@ def body_flops_per_token(config: ConfigDict) -> float:
 def budget(config: ConfigDict, vocab_size: int) -> Budget:
     """The budget of a resolved config over `vocab_size` real tokens.
 
-    The passes of the body and the head are counted three times a token, forward and for both gradients. An adaptive
-    head is taken to meet all tokens equally often, for which tokens are frequent is not in the configuration.
+    The products of body and head are counted three times a token: forward, and for both gradients. A head whose cost
+    depends on how frequent tokens are is given `zipf_counts`, for the configuration doesn't say.
 
     Raises UsageError where the head refuses an option.
     """
     found: list[Budget] = []
 
     def look() -> None:
-        head = build(config, vocab_size, token_counts=np.ones(vocab_size)).head
+        counts = zipf_counts(vocab_size)
+        head = build(config, vocab_size, token_counts=counts).head
         flops = costs.passes("training") * body_flops_per_token(config)
-        flops += head.cost("training").flops_per_token
+        flops += head.cost("training", token_counts=counts).flops_per_token
         found.append(Budget(flops, head.rank_bound()))
 
     jax.eval_shape(look)

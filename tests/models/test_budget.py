@@ -4,6 +4,8 @@ import pytest
 
 from headlab import config as configs
 from headlab import heads, models
+from headlab.errors import UsageError
+from headlab.models.cost import zipf_counts
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "data.vocab_size": 300}
 NEEDED = {"low_rank": {"head.rank": 4}, "adaptive": {"head.cutoffs": (100, 200)}}
@@ -18,10 +20,14 @@ def small(head: str, **values):
 def test_the_bound_and_the_cost_are_those_of_the_model(head):
     config = small(head)
     found = models.budget(config, 300)
-    built = models.build(config, 300).head
+    counts = zipf_counts(300)
+    built = models.build(config, 300, token_counts=counts).head
     assert found.rank_bound == built.rank_bound()
     body = 3 * models.body_flops_per_token(config)
-    assert found.training_flops_per_token == body + built.cost("training").flops_per_token
+    assert (
+        found.training_flops_per_token
+        == body + built.cost("training", token_counts=counts).flops_per_token
+    )
 
 
 def test_the_cost_is_three_times_the_products_of_a_forward_pass():
@@ -34,5 +40,5 @@ def test_the_cost_is_three_times_the_products_of_a_forward_pass():
 
 
 def test_an_option_that_a_head_refuses_is_refused():
-    with pytest.raises(configs.loading.UsageError, match="low_rank"):
+    with pytest.raises(UsageError, match="low_rank"):
         models.budget(small("low_rank", **{"head.rank": 10_000}), 300)

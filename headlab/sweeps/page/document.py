@@ -157,8 +157,8 @@ def _size(content: Content) -> str:
     controls = button("x-parameters", "Parameters", True) + button("x-flops", "Training FLOPs")
     controls += button("x-rank", "Rank bound") + button("size-log", "Log axis", True)
     caption = (
-        "Means with standard errors. FLOPs: three times the forward pass, over all tokens seen; an adaptive head is "
-        "taken to meet all tokens equally often. Hollow: no rank below V is promised, so the group stands at V."
+        "Means with standard errors. FLOPs: three times the forward pass, over all tokens seen; for an adaptive head, "
+        "of tokens as frequent as Zipf's law has them. Hollow: no rank below V is promised, so the group stands at V."
     )
     label = f"{metric.words.capitalize()} against the size of the model; the values are in the table of results"
     return bars + plot("size", label, caption, controls)
