@@ -192,7 +192,7 @@ def _measures(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
         "last_loss": recorded["loss"],
         "last_step": result["steps"],
         "tokens_per_second": statistics.median(speeds) if speeds else math.nan,
-        "peak_memory": result.get("peak_memory"),
+        "peak_memory": _peak_memory(result.get("peak_memory")),
         **{band: math.nan if loss is None else loss for band, loss in bands},
         "text": _short_hash(text),
         "tokenizer": _short_hash([text, result["vocab_size"], sizes["tokens"]]),
@@ -240,6 +240,14 @@ def _number(result: Mapping[str, Any], path: Sequence[str]) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{'.'.join(path)} is {value!r}, not a finite number")
     return value
+
+
+def _peak_memory(recorded: Any) -> float:
+    """Bytes; where they are recorded by device or kind, the most of any. NaN where they are not recorded."""
+    values = recorded.values() if isinstance(recorded, Mapping) else [recorded]
+    return max(
+        (float(value) for value in values if isinstance(value, int | float)), default=math.nan
+    )
 
 
 def _short_hash(content: Any) -> str:

@@ -50,6 +50,14 @@ def test_speed_is_the_median_of_the_run(tmp_path):
     assert load(path)["tokens_per_second"][0] == (speeds[middle - 1] + speeds[middle]) / 2
 
 
+@pytest.mark.parametrize("recorded", [3e9, {"host": 1e9, "device": 3e9}])
+def test_peak_memory_is_read_where_it_is_recorded(tmp_path, recorded):
+    path = write_run(tmp_path / "a")
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps({**result, "peak_memory": recorded}))
+    assert load(path)["peak_memory"][0] == 3e9
+
+
 def test_only_what_varies_has_a_column(tmp_path):
     write_run(tmp_path / "a", values={"head.softcap": None})
     write_run(tmp_path / "b", values={"head.softcap": 30.0, "model.bias": True})

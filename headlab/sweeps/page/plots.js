@@ -17,7 +17,7 @@ const COLOURS = {
 };
 const MORE = [["#5c4a1f", "#d9c38a"], ["#00666b", "#7fe0e6"], ["#8a2d6b", "#f5a8dc"]];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon", "triangle-down"];
-const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+const DASHES = ["solid", "dash", "dashdot", "longdash", "longdashdot"]; // dotted: not finished
 const heads = [...new Set([...Object.keys(COLOURS), ...data.entries.map((entry) => entry.head)])];
 
 function css(name) {
@@ -31,13 +31,13 @@ function mixed(a, b, share) {
 }
 
 function style(id) {
-  const { head, rank } = entries[id];
+  const { head, rank, unfinished } = entries[id];
   const number = heads.indexOf(head);
   const dark = document.documentElement.dataset.theme === "dark" ? 1 : 0;
   const base = (COLOURS[head] || MORE[number % MORE.length])[dark];
   const colour = mixed(base, css("--ink"), [0, 0.35, 0.15, 0.5][rank % 4]);
   return {
-    colour, faint: mixed(colour, css("--paper"), 0.55), dash: DASHES[rank % DASHES.length],
+    colour, faint: mixed(colour, css("--paper"), 0.55), dash: unfinished ? "dot" : DASHES[rank % DASHES.length],
     symbol: SYMBOLS[number % SYMBOLS.length],
   };
 }
@@ -195,11 +195,16 @@ function drawDifferences() {
       },
     ];
   });
+  const ends = found.flatMap((one) => [0, one.low ?? one.mean, one.high ?? one.mean, ...one.values]);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const room = (high - low) * 0.08 || 0.01;
   const baselines = [...new Set(found.map((one) => one.baseline))];
   const to = baselines.length === 1 ? plain(baselines[0]) : "its baseline";
   draw("differences", traces, {
     ...rows(found.length), annotations: labels(found.map((one) => one.entry)), yaxis: downwards(found.length),
-    xaxis: axis(`difference to ${to}, ${unit}`, { zeroline: true, zerolinecolor: css("--ink"), zerolinewidth: 1 }),
+    xaxis: axis(`difference to ${to}, ${unit}`, {
+      range: [low - room, high + room], zeroline: true, zerolinecolor: css("--ink"), zerolinewidth: 1,
+    }),
   });
 }
 

@@ -16,7 +16,7 @@ def plot_data(content: Content) -> dict[str, Any]:
     entries = _entries(content)
     return {
         "entries": [
-            {key: entry[key] for key in ("id", "name", "head", "rank")} for entry in entries
+            {key: value for key, value in entry.items() if key != "rest"} for entry in entries
         ],
         "metric": _metric(content),
         "runs": _runs(content, entries),
@@ -34,14 +34,22 @@ def _entries(content: Content) -> list[dict[str, Any]]:
     ]
     grouped = content.group_ids()
     rest = [run.config["head.name"] for run in content.runs if run.name not in grouped]
-    listed += [
-        {"name": f"head={h}, not finished", "head": h, "rest": h} for h in dict.fromkeys(rest)
-    ]
     seen: dict[str, int] = {}
-    for number, entry in enumerate(listed):
-        rank = seen.setdefault(entry["head"], 0)
+    for entry in listed:
+        entry["rank"] = seen.setdefault(entry["head"], 0)
         seen[entry["head"]] += 1
-        entry |= {"id": str(number), "rank": rank}
+    listed += [
+        {
+            "name": f"head={head}, not finished",
+            "head": head,
+            "rest": head,
+            "rank": 0,
+            "unfinished": True,
+        }
+        for head in dict.fromkeys(rest)
+    ]
+    for number, entry in enumerate(listed):
+        entry["id"] = str(number)
     return listed
 
 
