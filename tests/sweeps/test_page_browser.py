@@ -103,12 +103,20 @@ def opened(browser, file, problems):
 def page(opened, problems):
     """The page, wide and light; tests leave its buttons as they found them."""
     opened.set_viewport_size({"width": 1280, "height": 900})
-    opened.emulate_media(color_scheme="light")
     opened.evaluate("localStorage.clear()")
+    set_scheme(opened, "light")
     yield opened
     found = list(problems)
     problems.clear()
     assert found == []
+
+
+def set_scheme(page, scheme):
+    """Changes the system's theme, and waits until the page has followed."""
+    from playwright.sync_api import expect
+
+    page.emulate_media(color_scheme=scheme)
+    expect(page.locator("html")).to_have_attribute("data-theme", scheme, timeout=60_000)
 
 
 def groups(page):
@@ -225,8 +233,7 @@ def test_the_theme_is_the_systems_and_can_be_changed(page):
 
     theme = page.locator("html")
     light = ink()
-    page.emulate_media(color_scheme="dark")
-    assert theme.get_attribute("data-theme") == "dark"
+    set_scheme(page, "dark")
     dark = ink()
     assert dark != light
     page.locator("#theme").press("Enter")
@@ -243,7 +250,7 @@ def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(page, scheme, w
     from axe_playwright_python.sync_playwright import Axe
 
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+    set_scheme(page, scheme)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
     page.evaluate(PLOTS_FOLLOW)
     assert page.evaluate("document.documentElement.scrollWidth") == width
