@@ -5,7 +5,7 @@ what follows from other values and refuses what cannot be, before any work begin
 """
 
 from headlab.config.describe import Description, describe
-from headlab.config.loading import load, override
+from headlab.config.loading import call_in_file, load, override, put, read
 from headlab.config.options import OPERATIONAL, OPTIONS, Option
 from headlab.config.record import ABSENT, config_hash, differences, from_json, to_json
 from headlab.config.rules import check_mesh, replace, resolve, untie_step
@@ -17,6 +17,7 @@ __all__ = [
     "OPTIONS",
     "Description",
     "Option",
+    "call_in_file",
     "check_mesh",
     "config_hash",
     "default_config",
@@ -26,6 +27,8 @@ __all__ = [
     "from_json",
     "load",
     "override",
+    "put",
+    "read",
     "replace",
     "resolve",
     "to_json",
