@@ -1,5 +1,21 @@
 """The small decoder that heads plug into."""
 
-from headlab.models.decoder import Decoder, build, count_parameters, merge, resolve_head, split
+from headlab.models.decoder import (
+    Decoder,
+    body_flops_per_token,
+    build,
+    count_parameters,
+    merge,
+    resolve_head,
+    split,
+)
 
-__all__ = ["Decoder", "build", "count_parameters", "merge", "resolve_head", "split"]
+__all__ = [
+    "Decoder",
+    "body_flops_per_token",
+    "build",
+    "count_parameters",
+    "merge",
+    "resolve_head",
+    "split",
+]

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from headlab import config as configs
-from headlab import heads
+from headlab import costs, heads
 from headlab.embeddings import Constant
 from headlab.errors import UsageError
 from headlab.models.layers import Block, Norm, dropout
@@ -186,3 +186,17 @@ def count_parameters(model: Decoder) -> dict[str, int]:
         ),
     }
     return {**parts, "total": sum(parts.values())}
+
+
+def body_flops_per_token(config) -> float:
+    """Forward operations a token of the blocks of a resolved config; see `headlab.costs`."""
+    model = config.model
+    return costs.body_flops_per_token(
+        d_model=model.d_model,
+        n_layers=model.n_layers,
+        n_heads=model.n_heads,
+        n_kv_heads=model.n_kv_heads,
+        d_mlp=model.d_mlp,
+        gated=model.activation == "swiglu",
+        length=config.data.seq_len,
+    )

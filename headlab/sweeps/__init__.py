@@ -1,24 +1,62 @@
 """Sweeps: many runs of one question, defined by a file, run by a launcher, resumable as a whole.
 
 A sweep file defines `get_sweep()`, which returns a `Sweep`; points are made by `values` and `points`, and combined by
-`product`, `zip`, `chain` and `where`.
+`product`, `zip`, `chain` and `where`. `match` finds the option that makes models equally large.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from headlab.sweeps.definition import Plan, PlannedPoint, Sweep, load, words
 from headlab.sweeps.points import Point, Points, chain, points, product, values, where, zip
+
+if TYPE_CHECKING:
+    from headlab.sweeps.launchers import SlurmOptions
+    from headlab.sweeps.running import run, statuses
+    from headlab.sweeps.sizes import Size, match, parameters, size
+    from headlab.sweeps.states import Status, tally
 
 __all__ = [
     "Plan",
     "PlannedPoint",
     "Point",
     "Points",
+    "Size",
+    "SlurmOptions",
+    "Status",
     "Sweep",
     "chain",
     "load",
+    "match",
+    "parameters",
     "points",
     "product",
+    "run",
+    "size",
+    "statuses",
+    "tally",
     "values",
     "where",
     "words",
     "zip",
 ]
+
+# Imported when they are used: they bring JAX with them, which a process of a sweep must not import before it is told
+# which devices are its own.
+_LATER = {
+    "SlurmOptions": "launchers",
+    "run": "running",
+    "statuses": "running",
+    "Size": "sizes",
+    "match": "sizes",
+    "parameters": "sizes",
+    "size": "sizes",
+    "Status": "states",
+    "tally": "states",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

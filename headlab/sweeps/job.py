@@ -25,7 +25,7 @@ class Job:
     Attributes:
       workdir: the directory of the sweep.
       configs: the name and the resolved config, as JSON, of each point; several are trained as one stacked program.
-      alive: a file that the sweep holds locked while it lives; the job stops when it lets go. None: the job outlives it.
+      alive: a file that the sweep holds locked while it lives; the job stops when it lets go. None: it outlives it.
       environ: variables to set, or with None to remove, before JAX is imported.
       cores: the processor cores to run on; None: all.
     """

@@ -9,42 +9,39 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headlab.errors import HeadlabError, UsageError
 from headlab.sweeps.directory import SweepDirectory
 from headlab.sweeps.job import Job
 
+if TYPE_CHECKING:
+    import submitit
+
+    Started = submitit.Job[str]
+    """A job that was handed to a launcher."""
+
 _FOREVER = 60 * 24 * 365 * 10  # minutes; submitit's local executor always has a limit
-
-
-class Started(Protocol):
-    """A job that was handed to a launcher; submitit's jobs are such."""
-
-    job_id: str
-
-    def done(self, force_check: bool = False) -> bool:
-        """Whether it has ended."""
-
-    def result(self) -> Any:
-        """What its function returned; an error where it returned nothing."""
 
 
 class Launcher(Protocol):
     """Starts jobs."""
 
-    #: whether jobs end when the sweep's process does
-    bound: bool
-    #: how many jobs may be started at once; None: all
-    slots: int | None
+    @property
+    def bound(self) -> bool:
+        """Whether jobs end when the sweep's process does."""
 
-    def start(self, jobs: Sequence[tuple[str, Job]]) -> list[Started]:
+    @property
+    def slots(self) -> int | None:
+        """How many jobs may be started at once; None: all."""
+
+    def start(self, jobs: Sequence[tuple[str, Job]]) -> list["Started"]:
         """Starts jobs, whose logs go by these names."""
 
     def share(self, slot: int) -> dict[str, Any]:
         """The `environ` and `cores` of the job in a slot."""
 
-    def stop(self, started: Sequence[Started]) -> None:
+    def stop(self, started: Sequence["Started"]) -> None:
         """Asks jobs to save and end, where they do not see by themselves that the sweep is over."""
 
 
@@ -58,7 +55,7 @@ class Local:
         self._directory = directory
         self.slots = slots
 
-    def start(self, jobs: Sequence[tuple[str, Job]]) -> list[Started]:
+    def start(self, jobs: Sequence[tuple[str, Job]]) -> list["Started"]:
         import submitit
 
         started: list[Started] = []
@@ -76,7 +73,7 @@ class Local:
             "cores": _core_share(slot, self.slots),
         }
 
-    def stop(self, started: Sequence[Started]) -> None:
+    def stop(self, started: Sequence["Started"]) -> None:
         pass  # they stop when the sweep's sign of life ends
 
 
@@ -95,7 +92,7 @@ class Slurm:
     """Jobs of one Slurm array, at most `parallel` at once. They outlive the sweep's process, which finds them again."""
 
     bound = False
-    slots = None  # Slurm itself bounds how many of an array run
+    slots: int | None = None  # Slurm itself bounds how many of an array run
 
     def __init__(self, directory: SweepDirectory, parallel: int, options: SlurmOptions):
         """Raises UsageError where there is no Slurm."""
@@ -124,7 +121,7 @@ class Slurm:
             **{key: value for key, value in wanted.items() if value is not None},
         )
 
-    def start(self, jobs: Sequence[tuple[str, Job]]) -> list[Started]:
+    def start(self, jobs: Sequence[tuple[str, Job]]) -> list["Started"]:
         import submitit
 
         try:
@@ -135,20 +132,20 @@ class Slurm:
                 f"sbatch refused the jobs: {str(problem).strip().splitlines()[-1]}. Nothing was started; check "
                 "--partition, --gpus, --cpus, --memory and --minutes."
             ) from problem
-        return list(started)
+        return started
 
     def share(self, slot: int) -> dict[str, Any]:
         return {}  # Slurm gives each job its own
 
-    def found(self, job_id: str) -> Started:
+    def found(self, job_id: str) -> "Started":
         """A job that an earlier call started."""
         import submitit
 
         return submitit.SlurmJob(self._directory.work_path / "slurm", job_id)
 
-    def stop(self, started: Sequence[Started]) -> None:
+    def stop(self, started: Sequence["Started"]) -> None:
         for job in started:
-            job.cancel()  # type: ignore[attr-defined]
+            job.cancel()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headlab import config as configs
 from headlab import data
@@ -16,7 +16,7 @@ from headlab.sweeps.definition import Plan, PlannedPoint
 from headlab.sweeps.directory import SweepDirectory, write_json
 from headlab.sweeps.display import Display
 from headlab.sweeps.job import Job
-from headlab.sweeps.launchers import Launcher, Local, Slurm, SlurmOptions, Started
+from headlab.sweeps.launchers import Launcher, Local, Slurm, SlurmOptions
 from headlab.sweeps.states import (
     FAILED,
     FINISHED,
@@ -28,6 +28,9 @@ from headlab.sweeps.states import (
     tally,
 )
 from headlab.training.stopping import Interrupted, stop_signals
+
+if TYPE_CHECKING:
+    from headlab.sweeps.launchers import Started
 
 _POLL = 0.1  # seconds between looks at the jobs
 _SHOW = 1.0  # seconds between looks at the metrics
@@ -75,7 +78,9 @@ def run(
     tasks = _tasks(plan, vectorized)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        launcher = Local(directory, jobs) if slurm is None else Slurm(directory, jobs, slurm)
+        launcher: Launcher = (
+            Local(directory, jobs) if slurm is None else Slurm(directory, jobs, slurm)
+        )
         stack.enter_context(directory.lock())
         alive = stack.enter_context(directory.sign_of_life())
         directory.write(plan, command)
@@ -235,7 +240,7 @@ class _Crew:
             **self._launcher.share(slot),
         )
 
-    def _ended(self, task: Task, started: Started) -> None:
+    def _ended(self, task: Task, started: "Started") -> None:
         """Records what became of a job; it has recorded its own failure, if it could."""
         self._job_path(task).unlink(missing_ok=True)
         self._shown = float("-inf")

@@ -84,8 +84,8 @@ def check_runs(directory: SweepDirectory, points: Iterable[PlannedPoint]) -> Non
                 for key, (old, new) in differing.items()
             )
             raise UsageError(
-                f"{run.path} holds a run of another configuration than the point {point.name}: {listed}. Choose another "
-                "--workdir, or move that run away."
+                f"{run.path} holds a run of another configuration than the point {point.name}: {listed}. Choose "
+                "another --workdir, or move that run away."
             )
 
 

@@ -1,0 +1,133 @@
+"""How large a model of a config is and what training it costs, by the model's own count; and configs that match.
+
+Sizes are counted on shapes: no array is made.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import FrozenConfigDict
+
+from headlab import config as configs
+from headlab import costs, models
+from headlab.errors import UsageError
+from headlab.sweeps.definition import PlannedPoint
+
+Measure = Literal["parameters", "flops"]
+
+
+class Size(NamedTuple):
+    """What a model comes to."""
+
+    parameters: int  # of the whole model, without padding, a tied table once
+    flops: float  # operations a token of a training step: three times those of the blocks forward, and the head's
+
+
+def size(config: FrozenConfigDict, token_counts: np.ndarray | None = None) -> Size:
+    """The size of the model of a resolved config over `data.vocab_size` tokens.
+
+    `token_counts` are how often each token is met in training, which the operations of an adaptive head depend on;
+    without them every token counts alike.
+
+    Raises UsageError where the head refuses an option, and for an option that is "auto" where there are no counts.
+    """
+    vocab_size = config.data.vocab_size
+    config = models.resolve_head(config, vocab_size, token_counts)
+    found: dict[str, Any] = {}
+
+    def build() -> Any:
+        model = models.build(config, vocab_size, token_counts=token_counts)
+        found["parameters"] = models.count_parameters(model)["total"]
+        found["head"] = model.head.cost("training", token_counts).flops_per_token
+        return models.split(model)[1]
+
+    jax.eval_shape(build)
+    body = costs.passes("training") * models.body_flops_per_token(config)
+    return Size(found["parameters"], body + found["head"])
+
+
+def parameters(points: Sequence[PlannedPoint]) -> list[int | None]:
+    """The parameters of the model of each point; None where an option is "auto", which only the corpus can tell.
+
+    Raises UsageError where the head of a point refuses an option.
+    """
+    known: dict[str, int | None] = {}
+    for point in points:
+        key = _shape_key(point.config)
+        if key in known:
+            continue
+        if "auto" in point.config.head.values():
+            known[key] = None
+            continue
+        try:
+            known[key] = size(point.config).parameters
+        except UsageError as problem:
+            raise UsageError(f"the point {point.name}: {problem}") from problem
+    return [known[_shape_key(point.config)] for point in points]
+
+
+def _shape_key(config: FrozenConfigDict) -> str:
+    """What the size of a model depends on."""
+    return repr((config.data.vocab_size, config.model.to_dict(), config.head.to_dict()))
+
+
+def match(
+    config: FrozenConfigDict,
+    key: str,
+    target: float,
+    measure: Measure,
+    *,
+    tolerance: float,
+    step: int = 1,
+    token_counts: np.ndarray | None = None,
+) -> int:
+    """The value of a whole-number option, a multiple of `step`, that brings a model's size nearest to `target`.
+
+    The size must grow with the option.
+
+    Args:
+      config: resolved; what the value is put into.
+      key: the option's dotted key, such as "model.d_mlp".
+      target: parameters, or operations a token of a training step.
+      tolerance: how far from the target the size may be, as a share of it.
+
+    Raises:
+      UsageError: no value comes so near.
+    """
+
+    @functools.cache
+    def at(units: int) -> float:
+        changed = configs.replace(config, {key: units * step})
+        return getattr(size(changed, token_counts), measure)
+
+    units = _crossing(at, max(int(configs.flatten(config)[key]) // step, 1), target)
+    off = abs(at(units) - target) / target
+    if off > tolerance:
+        raise UsageError(
+            f"no {key} brings the head {config.head.name!r} to {target:,.0f} {measure}: {units * step} gives "
+            f"{at(units):,.0f}, {off:.2%} off, and the tolerance is {tolerance:.2%}; leave the head out, or "
+            "change what it is matched by"
+        )
+    return units * step
+
+
+def _crossing(at: Callable[[int], float], start: int, target: float) -> int:
+    """The number of at least 1 whose value is nearest to the target; values ascend.
+
+    An interval around the target is made smaller by a straight line through its ends, and by halves where that is slow.
+    """
+    low, high = 1, max(start, 2)
+    if at(low) >= target:
+        return low
+    while at(high) < target:
+        low, high = high, 2 * high
+    halve = False
+    while high - low > 1:
+        share = 0.5 if halve else (target - at(low)) / (at(high) - at(low))
+        middle = min(max(low + round(share * (high - low)), low + 1), high - 1)
+        halve = not halve and middle not in (low + 1, high - 1)
+        low, high = (middle, high) if at(middle) < target else (low, middle)
+    return min((low, high), key=lambda units: abs(at(units) - target))
