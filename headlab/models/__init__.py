@@ -3,6 +3,7 @@
 from headlab.models.decoder import (
     Decoder,
     body_flops_per_token,
+    body_parameters,
     build,
     count_parameters,
     merge,
@@ -13,6 +14,7 @@ from headlab.models.decoder import (
 __all__ = [
     "Decoder",
     "body_flops_per_token",
+    "body_parameters",
     "build",
     "count_parameters",
     "merge",

@@ -188,6 +188,23 @@ def count_parameters(model: Decoder) -> dict[str, int]:
     return {**parts, "total": sum(parts.values())}
 
 
+def body_parameters(config) -> int:
+    """Parameters of the body of a resolved config, as `count_parameters` counts them in the model."""
+    model = config.model
+
+    def one() -> tuple[dict, dict]:
+        block = Block(model, rngs=nnx.Rngs(0), scale=1.0)
+        norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        return split(block)[1], split(norm)[1]
+
+    block, norm = jax.eval_shape(one)
+    return model.n_layers * _entries(block) + _entries(norm)
+
+
+def _entries(tree: dict) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def body_flops_per_token(config) -> float:
     """Forward operations a token of the blocks of a resolved config; see `headlab.costs`."""
     model = config.model

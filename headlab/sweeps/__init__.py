@@ -13,10 +13,11 @@ from headlab.sweeps.points import Point, Points, chain, points, product, values,
 if TYPE_CHECKING:
     from headlab.sweeps.launchers import SlurmOptions
     from headlab.sweeps.running import run, statuses
-    from headlab.sweeps.sizes import Size, match, parameters, size
+    from headlab.sweeps.sizes import Measure, Size, match, parameters, size
     from headlab.sweeps.states import Status, tally
 
 __all__ = [
+    "Measure",
     "Plan",
     "PlannedPoint",
     "Point",
@@ -47,6 +48,7 @@ _LATER = {
     "SlurmOptions": "launchers",
     "run": "running",
     "statuses": "running",
+    "Measure": "sizes",
     "Size": "sizes",
     "match": "sizes",
     "parameters": "sizes",

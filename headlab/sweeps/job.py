@@ -37,14 +37,14 @@ class Job:
     cores: tuple[int, ...] | None = None
 
     def __call__(self) -> str:
-        """Trains, and returns "finished", "interrupted" or "failed"; a failure is recorded in the sweep's directory."""
+        """Trains, and returns "ended", "interrupted" or "failed"; failures are recorded in the sweep's directory."""
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, _interrupt)
         directory = SweepDirectory(self.workdir)
         try:
             self._set_up()
             self._train(directory)
-            return "finished"
+            return "ended"
         except KeyboardInterrupt:
             return INTERRUPTED  # told to stop before there was anything to save
         except Exception as error:  # noqa: BLE001 (whatever it is, the other points go on)
@@ -76,17 +76,21 @@ class Job:
         from headlab import training
         from headlab.runs import RunDirectory, RunLocked
 
+        names = {str(directory.run_path(name)): name for name, _ in self.configs}
         runs = [
-            (configs.from_json(text), str(directory.run_path(name))) for name, text in self.configs
+            (configs.from_json(text), path)
+            for path, (_, text) in zip(names, self.configs, strict=True)
         ]
         while True:
-            for _, path in runs:
+            for path in names:
                 RunDirectory(path).wait_until_free()
             try:
                 if len(runs) == 1:
                     training.train(*runs[0])
-                else:
-                    training.train_stacked(*zip(*runs, strict=True))
+                    return
+                _, failures = training.train_stacked(runs)
+                for path, error in failures.items():
+                    directory.write_failure(names[path], _described(error))
                 return
             except RunLocked:
                 continue  # another process was quicker

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headlab import config as configs
 from headlab import data
+from headlab.checkpoint_files import saved_checkpoints
 from headlab.runs import RunDirectory
 from headlab.sweeps.definition import Plan, PlannedPoint
 from headlab.sweeps.directory import SweepDirectory, write_json
@@ -75,7 +76,7 @@ def run(
     directory = SweepDirectory(workdir)
     plan = directory.check(plan)
     check_runs(directory, plan.points)
-    tasks = _tasks(plan, vectorized)
+    _tasks(directory, plan.points, vectorized)  # refused, if it must be, before anything is written
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         launcher: Launcher = (
@@ -84,11 +85,14 @@ def run(
         stack.enter_context(directory.lock())
         alive = stack.enter_context(directory.sign_of_life())
         directory.write(plan, command)
-        open_tasks = [task for task in tasks if _is_open(directory, task, retry)]
-        _prepare(open_tasks)
+        to_do = [point for point in plan.points if _is_open(directory, point, retry)]
+        _prepare(to_do)
+        tasks, notes = _tasks(directory, to_do, vectorized)
         display = Display()
         stack.callback(display.close)
-        crew = _Crew(directory, plan, open_tasks, launcher, display, alive.path)
+        for note in notes:
+            display.say(note)
+        crew = _Crew(directory, plan, tasks, launcher, display, alive.path)
         while crew.work():
             if stop and not crew.stopping:
                 crew.stopping = True
@@ -116,30 +120,34 @@ def statuses(plan: Plan, workdir: str) -> list[Status]:
     return [status(directory, point) for point in plan.points]
 
 
-def _tasks(plan: Plan, vectorized: bool) -> list[Task]:
+def _is_open(directory: SweepDirectory, point: PlannedPoint, retry: bool) -> bool:
+    """Whether there is something to do; with `retry`, a recorded failure is forgotten."""
+    state = status(directory, point).state
+    if state == FAILED and retry:
+        directory.forget_failure(point.name)
+        return True
+    return state not in (FINISHED, FAILED)
+
+
+def _tasks(
+    directory: SweepDirectory, points: Sequence[PlannedPoint], vectorized: bool
+) -> tuple[list[Task], list[str]]:
+    """What processes are to train, and what is to be said of it."""
     if not vectorized:
-        return [Task((point,)) for point in plan.points]
+        return [Task((point,)) for point in points], []
     from headlab.sweeps.stacks import stacks
 
-    return [Task(group) for group in stacks(plan.points)]
+    def saved(point: PlannedPoint) -> set[int]:
+        return set(saved_checkpoints(RunDirectory(directory.run_path(point.name)).checkpoints_dir))
+
+    groups, notes = stacks(points, saved)
+    return [Task(group) for group in groups], notes
 
 
-def _is_open(directory: SweepDirectory, task: Task, retry: bool) -> bool:
-    """Whether there is something to do; with `retry`, recorded failures are forgotten."""
-    states = [status(directory, point).state for point in task.points]
-    if FAILED in states:
-        if not retry:
-            return False
-        for point in task.points:
-            directory.forget_failure(point.name)
-    return any(state != FINISHED for state in states)
-
-
-def _prepare(tasks: Sequence[Task]) -> None:
-    """Builds every corpus, tokenizer and token store that tasks need, once, before processes want them at once."""
+def _prepare(points: Sequence[PlannedPoint]) -> None:
+    """Builds every corpus, tokenizer and token store that points need, once, before processes want them at once."""
     seen = set()
-    for task in tasks:
-        config = task.points[0].config
+    for config in (point.config for point in points):
         wanted = (config.data.corpus, config.data.tokenizer, config.data.vocab_size)
         if wanted not in seen:
             seen.add(wanted)

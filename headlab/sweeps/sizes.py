@@ -34,19 +34,35 @@ def size(config: FrozenConfigDict, token_counts: np.ndarray | None = None) -> Si
 
     Raises UsageError where the head refuses an option, and for an option that is "auto" where there are no counts.
     """
+    head = _outside(config, token_counts)
+    body = costs.passes("training") * models.body_flops_per_token(config)
+    return Size(head.parameters + models.body_parameters(config), head.flops + body)
+
+
+def _outside(config: FrozenConfigDict, token_counts: np.ndarray | None) -> Size:
+    """Embedding and head; one block stands for the body, which they do not depend on."""
     vocab_size = config.data.vocab_size
+    config = configs.replace(config, {"model.n_layers": 1, "model.d_mlp": 1})
+    key = repr((vocab_size, config.model.to_dict(), config.head.to_dict()))
+    if token_counts is None and key in _KNOWN:
+        return _KNOWN[key]
     config = models.resolve_head(config, vocab_size, token_counts)
-    found: dict[str, Any] = {}
+    found: list[Size] = []
 
     def build() -> Any:
         model = models.build(config, vocab_size, token_counts=token_counts)
-        found["parameters"] = models.count_parameters(model)["total"]
-        found["head"] = model.head.cost("training", token_counts).flops_per_token
+        counted = models.count_parameters(model)
+        flops = model.head.cost("training", token_counts).flops_per_token
+        found.append(Size(counted["total"] - counted["body"], flops))
         return models.split(model)[1]
 
     jax.eval_shape(build)
-    body = costs.passes("training") * models.body_flops_per_token(config)
-    return Size(found["parameters"], body + found["head"])
+    if token_counts is None:
+        _KNOWN[key] = found[0]
+    return found[0]
+
+
+_KNOWN: dict[str, Size] = {}  # what was counted in this process, for building a model takes a while
 
 
 def parameters(points: Sequence[PlannedPoint]) -> list[int | None]:
@@ -54,24 +70,14 @@ def parameters(points: Sequence[PlannedPoint]) -> list[int | None]:
 
     Raises UsageError where the head of a point refuses an option.
     """
-    known: dict[str, int | None] = {}
+    found: list[int | None] = []
     for point in points:
-        key = _shape_key(point.config)
-        if key in known:
-            continue
-        if "auto" in point.config.head.values():
-            known[key] = None
-            continue
         try:
-            known[key] = size(point.config).parameters
+            open_options = "auto" in point.config.head.values()
+            found.append(None if open_options else size(point.config).parameters)
         except UsageError as problem:
             raise UsageError(f"the point {point.name}: {problem}") from problem
-    return [known[_shape_key(point.config)] for point in points]
-
-
-def _shape_key(config: FrozenConfigDict) -> str:
-    """What the size of a model depends on."""
-    return repr((config.data.vocab_size, config.model.to_dict(), config.head.to_dict()))
+    return found
 
 
 def match(
@@ -101,7 +107,8 @@ def match(
     @functools.cache
     def at(units: int) -> float:
         changed = configs.replace(config, {key: units * step})
-        return getattr(size(changed, token_counts), measure)
+        found = size(changed, token_counts)
+        return found.parameters if measure == "parameters" else found.flops
 
     units = _crossing(at, max(int(configs.flatten(config)[key]) // step, 1), target)
     off = abs(at(units) - target) / target
