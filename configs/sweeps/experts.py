@@ -3,7 +3,7 @@
     headlab sweep --config=configs/sweeps/experts.py --workdir=runs/experts
     headlab sweep --config=configs/sweeps/experts.py:tiny --workdir=runs/experts_tiny
 
-Points: mixture_of_softmaxes, mixture_of_contexts and mixtape with 2, 4, 8 and 15 experts, beside untied, seeds 0, 1 and
+Points: mixture_of_softmaxes, mixture_of_contexts and mixtape with 2, 4, 8 and 16 experts, beside untied, seeds 0, 1 and
 2, at micro size. "tiny" is at tiny size for 60 steps, 2 and 4 experts, in one seed.
 Expected time and losses: not recorded.
 """
@@ -17,7 +17,7 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
     tiny = "tiny" in sweeps.words(text, "tiny")
     mixtures = sweeps.product(
         sweeps.values("head.name", HEADS),
-        sweeps.values("head.n_experts", (2, 4) if tiny else (2, 4, 8, 15)),
+        sweeps.values("head.n_experts", (2, 4) if tiny else (2, 4, 8, 16)),
     )
     return sweeps.Sweep(
         base="configs/tiny.py" if tiny else "configs/micro.py",

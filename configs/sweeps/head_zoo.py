@@ -15,7 +15,6 @@ from typing import Any
 
 from ml_collections import FrozenConfigDict
 
-from headlab import config as configs
 from headlab import data, heads, sweeps
 
 TOLERANCE = 0.005
@@ -43,7 +42,7 @@ def matched(base: FrozenConfigDict, measure: sweeps.Measure) -> sweeps.Points:
     if measure == "flops":
         counts = data.open_dataset(base.data, progress=base.log.progress).store.counts
     options = {name: {"head.name": name, **own_options(name, base)} for name in heads.names()}
-    models = {name: configs.replace(base, chosen) for name, chosen in options.items()}
+    models = {name: sweeps.config_of(base, chosen) for name, chosen in options.items()}
     target = max(getattr(sweeps.size(model, counts), measure) for model in models.values())
     return sweeps.points(
         *(

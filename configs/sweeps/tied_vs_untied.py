@@ -12,7 +12,6 @@ Expected time and losses: not recorded.
 
 from ml_collections import FrozenConfigDict
 
-from headlab import config as configs
 from headlab import sweeps
 
 SEEDS = range(3)
@@ -37,12 +36,12 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
 
 def matched(base: FrozenConfigDict) -> sweeps.Points:
     """Tied models with the parameters of the untied one: in the width of the MLP, and in blocks."""
-    tied = configs.replace(base, {"head.name": "tied"})
-    target = sweeps.size(configs.replace(base, {"head.name": "untied"})).parameters
+    tied = sweeps.config_of(base, {"head.name": "tied"})
+    target = sweeps.size(sweeps.config_of(base, {"head.name": "untied"})).parameters
     wide = sweeps.match(tied, "model.d_mlp", target, "parameters", tolerance=TOLERANCE)
     # blocks are coarse: more of them, and then the MLP makes up the rest
     layers = sweeps.match(tied, "model.n_layers", target, "parameters", tolerance=1.0)
-    deep = configs.replace(tied, {"model.n_layers": layers})
+    deep = sweeps.config_of(base, {"head.name": "tied", "model.n_layers": layers})
     rest = sweeps.match(deep, "model.d_mlp", target, "parameters", tolerance=TOLERANCE)
     return sweeps.points(
         {"head.name": "tied", "model.d_mlp": wide},

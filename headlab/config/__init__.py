@@ -9,7 +9,7 @@ from headlab.config.loading import call_in_file, load, override, put, read
 from headlab.config.options import OPERATIONAL, OPTIONS, Option
 from headlab.config.record import ABSENT, config_hash, differences, from_json, to_json
 from headlab.config.rules import check_mesh, replace, resolve, untie_step
-from headlab.config.tree import default_config, flatten
+from headlab.config.tree import copy, default_config, flatten
 
 __all__ = [
     "ABSENT",
@@ -20,6 +20,7 @@ __all__ = [
     "call_in_file",
     "check_mesh",
     "config_hash",
+    "copy",
     "default_config",
     "describe",
     "differences",

@@ -7,7 +7,7 @@ A sweep file defines `get_sweep()`, which returns a `Sweep`; points are made by 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headlab.sweeps.definition import Plan, PlannedPoint, Sweep, load, words
+from headlab.sweeps.definition import Plan, PlannedPoint, Sweep, config_of, load, words
 from headlab.sweeps.points import Point, Points, chain, points, product, values, where, zip
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "Status",
     "Sweep",
     "chain",
+    "config_of",
     "load",
     "match",
     "parameters",

@@ -21,7 +21,8 @@ class Sweep:
     Attributes:
       base: a config file, "FILE.py" or "FILE.py:TEXT", relative to the working directory, or to the sweep file or a
         folder above it.
-      points: the points, or a function that makes them from the resolved base config, for points that depend on it.
+      points: the points, or a function that makes them from the base config, for points that depend on it; see
+        `config_of`.
       question: what the sweep is to answer.
       baseline: options that tell the points which the others are compared with, such as {"head.name": "tied"}.
       overrides: options that all points share, by dotted key.
@@ -77,15 +78,25 @@ def load(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Plan:
     configs.put(base, sweep.overrides)
     for key, text in sorted(overrides, key=lambda pair: pair[0] != "head.name"):
         configs.override(base, key, text)
-    points = _points(sweep, base, str(path))
+    points = _points(sweep, FrozenConfigDict(base), str(path))
     _refuse_overridden(points, dict(overrides))
     planned = tuple(
-        PlannedPoint(name, point, _resolved(base, point, name))
+        PlannedPoint(name, point, _named(name, base, point))
         for name, point in zip(names(points), points, strict=True)
     )
     _refuse_doubles(planned)
     _check_baseline(sweep.baseline, points)
     return Plan(str(path), sweep, dict(overrides), planned)
+
+
+def config_of(base: ConfigDict, point: Mapping[str, Any]) -> FrozenConfigDict:
+    """The resolved config of a point over a base config that isn't resolved.
+
+    Raises UsageError for an option or a value that cannot be.
+    """
+    config = configs.copy(base)
+    configs.put(config, point)
+    return configs.resolve(config)
 
 
 def words(text: str, *known: str) -> set[str]:
@@ -119,8 +130,8 @@ def _base_path(base: str, sweep_file: Path) -> str:
     )
 
 
-def _points(sweep: Sweep, base: ConfigDict, path: str) -> Points:
-    points = sweep.points(configs.resolve(base)) if callable(sweep.points) else sweep.points
+def _points(sweep: Sweep, base: FrozenConfigDict, path: str) -> Points:
+    points = sweep.points(base) if callable(sweep.points) else sweep.points
     if not points:
         raise UsageError(
             f"the sweep {path} has no points; give Sweep(points=values(…)), and look at its where(…)"
@@ -128,11 +139,9 @@ def _points(sweep: Sweep, base: ConfigDict, path: str) -> Points:
     return tuple(points)
 
 
-def _resolved(base: ConfigDict, point: Mapping[str, Any], name: str) -> FrozenConfigDict:
-    config = ConfigDict(base.copy_and_resolve_references())
+def _named(name: str, base: ConfigDict, point: Mapping[str, Any]) -> FrozenConfigDict:
     try:
-        configs.put(config, point)
-        return configs.resolve(config)
+        return config_of(base, point)
     except UsageError as problem:
         raise UsageError(f"the point {name}: {problem}") from problem
 

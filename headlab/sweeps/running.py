@@ -18,6 +18,7 @@ from headlab.sweeps.directory import SweepDirectory, write_json
 from headlab.sweeps.display import Display
 from headlab.sweeps.job import Job
 from headlab.sweeps.launchers import Launcher, Local, Slurm, SlurmOptions
+from headlab.sweeps.sizes import parameters
 from headlab.sweeps.states import (
     FAILED,
     FINISHED,
@@ -76,6 +77,7 @@ def run(
     directory = SweepDirectory(workdir)
     plan = directory.check(plan)
     check_runs(directory, plan.points)
+    parameters(plan.points)  # every head takes its options
     _tasks(directory, plan.points, vectorized)  # refused, if it must be, before anything is written
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
