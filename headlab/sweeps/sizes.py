@@ -43,8 +43,9 @@ def _outside(config: FrozenConfigDict, token_counts: np.ndarray | None) -> Size:
     """Embedding and head; one block stands for the body, which they do not depend on."""
     vocab_size = config.data.vocab_size
     config = configs.replace(config, {"model.n_layers": 1, "model.d_mlp": 1})
-    key = repr((vocab_size, config.model.to_dict(), config.head.to_dict()))
-    if token_counts is None and key in _KNOWN:
+    counted = None if token_counts is None else hash(token_counts.tobytes())
+    key = repr((vocab_size, counted, config.model.to_dict(), config.head.to_dict()))
+    if key in _KNOWN:
         return _KNOWN[key]
     config = models.resolve_head(config, vocab_size, token_counts)
     found: list[Size] = []
@@ -57,8 +58,7 @@ def _outside(config: FrozenConfigDict, token_counts: np.ndarray | None) -> Size:
         return models.split(model)[1]
 
     jax.eval_shape(build)
-    if token_counts is None:
-        _KNOWN[key] = found[0]
+    _KNOWN[key] = found[0]
     return found[0]
 
 
