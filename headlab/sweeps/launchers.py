@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headlab.data.cache import cache_dir
 from headlab.errors import HeadlabError, UsageError
 from headlab.sweeps.directory import SweepDirectory
 from headlab.sweeps.job import Job
@@ -69,7 +70,7 @@ class Local:
 
     def share(self, slot: int) -> dict[str, Any]:
         return {
-            "environ": tuple(_gpu_share(slot, self.slots).items()),
+            "environ": tuple({**_gpu_share(slot, self.slots), **_programs()}.items()),
             "cores": _core_share(slot, self.slots),
         }
 
@@ -156,6 +157,13 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _programs() -> dict[str, str | None]:
+    """Where this machine keeps compiled programs: points that differ in their seed alone compile once."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return {}
+    return {"JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "programs")}
 
 
 def _core_share(slot: int, slots: int) -> tuple[int, ...] | None:
