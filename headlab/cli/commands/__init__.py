@@ -1,11 +1,12 @@
 """The commands, in the order in which the help lists them. A new one is one file and one line here."""
 
 from headlab.cli.arguments import Command
-from headlab.cli.commands import evaluate, options, sweep, train
+from headlab.cli.commands import cost, evaluate, options, sweep, train
 
 COMMANDS: tuple[Command, ...] = (
     train.COMMAND,
     sweep.COMMAND,
     evaluate.COMMAND,
+    cost.COMMAND,
     options.COMMAND,
 )
