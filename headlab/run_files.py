@@ -19,6 +19,10 @@ from headlab import config as configs
 from headlab.errors import HeadlabError, UsageError
 
 
+class RunLocked(UsageError):
+    """Another process holds the run for writing."""
+
+
 class RunDirectory:
     """The files of one run. Making the object touches nothing: the paths need not exist."""
 
@@ -121,7 +125,7 @@ class RunDirectory:
         """Hold the run for writing; the operating system lets go of it when the process dies.
 
         Raises:
-          UsageError: another process holds it; the message names that process.
+          RunLocked: another process holds it; the message names that process.
         """
         # "a" neither truncates the holder's name nor needs the file to exist
         with open(self.lock_path, "a+", encoding="utf-8") as file:
@@ -130,7 +134,7 @@ class RunDirectory:
             except BlockingIOError:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
-                raise UsageError(
+                raise RunLocked(
                     f"{self.path} is being written by {holder}. Wait until it ends, stop it, or "
                     "choose another directory."
                 ) from None
@@ -138,6 +142,22 @@ class RunDirectory:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
             yield
+
+    def is_locked(self) -> bool:
+        """Whether a process holds the run for writing."""
+        try:
+            with open(self.lock_path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def wait_until_free(self) -> None:
+        """Return when no process holds the run for writing."""
+        with contextlib.suppress(FileNotFoundError), open(self.lock_path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
 
     def _create(self, config: ConfigDict) -> None:
         try:

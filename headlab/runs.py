@@ -20,11 +20,12 @@ from headlab.checkpoint_files import (
 )
 from headlab.data import Tokenizer
 from headlab.errors import UsageError
-from headlab.run_files import RunDirectory, phase_at, phases_of
+from headlab.run_files import RunDirectory, RunLocked, phase_at, phases_of
 
 __all__ = [
     "Restored",
     "RunDirectory",
+    "RunLocked",
     "environment",
     "phase_at",
     "phases_of",

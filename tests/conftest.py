@@ -1,4 +1,4 @@
-"""What all tests share: eight virtual CPU devices, and caches of the checkout's own.
+"""What all tests share: eight virtual CPU devices, caches of the checkout's own, and a small corpus.
 
 Compiling is most of the time of the tests. Programs that were compiled once, by whichever process, are read from the
 cache; and they are compiled fast, not well, for what most tests say holds of formulas. Tests of what the compiler makes
@@ -6,6 +6,7 @@ of a program have the mark `optimised`.
 """
 
 import os
+import random
 import runpy
 from pathlib import Path
 
@@ -59,3 +60,17 @@ def optimised(request):
     yield
     jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory):
+    """The name of a `text:` corpus of 800 kB or so, with words of Zipf-like frequency."""
+    rng = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 8))) for _ in range(500)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    path = tmp_path_factory.mktemp("corpus") / "words.txt"
+    with path.open("w") as file:
+        for _ in range(300):
+            file.write(" ".join(rng.choices(words, weights, k=rng.randint(200, 700))) + ".\n\n")
+    return f"text:{path}"

@@ -5,7 +5,7 @@ what follows from other values and refuses what cannot be, before any work begin
 """
 
 from headlab.config.describe import Description, describe
-from headlab.config.loading import load, override
+from headlab.config.loading import call_in_file, load, override, put, read
 from headlab.config.options import OPERATIONAL, OPTIONS, Option
 from headlab.config.record import (
     ABSENT,
@@ -16,7 +16,7 @@ from headlab.config.record import (
     values_from_json,
 )
 from headlab.config.rules import check_mesh, replace, resolve, untie_step
-from headlab.config.tree import default_config, flatten
+from headlab.config.tree import copy, default_config, flatten
 
 __all__ = [
     "ABSENT",
@@ -24,8 +24,10 @@ __all__ = [
     "OPTIONS",
     "Description",
     "Option",
+    "call_in_file",
     "check_mesh",
     "config_hash",
+    "copy",
     "default_config",
     "describe",
     "differences",
@@ -33,6 +35,8 @@ __all__ = [
     "from_json",
     "load",
     "override",
+    "put",
+    "read",
     "replace",
     "resolve",
     "to_json",

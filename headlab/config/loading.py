@@ -4,12 +4,13 @@ import difflib
 import re
 import runpy
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from headlab.config.options import OPTIONS
+from headlab.config.options import OPTIONS, Option
 from headlab.config.rules import checked, head_options, misplaced, refused, resolve
 from headlab.config.tree import place
 from headlab.config.values import parse
@@ -26,10 +27,28 @@ def load(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> FrozenC
     Raises:
       UsageError: the file cannot be read or fails, an override or the whole is not valid.
     """
-    config = _get_config(str(path))
+    return resolve(read(path, overrides))
+
+
+def read(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """As `load`, but not resolved yet: a configuration of one's own to change further.
+
+    Raises:
+      UsageError: the file cannot be read or fails, or an override is not valid.
+    """
+    config = call_in_file(
+        str(path),
+        "get_config",
+        returns=ConfigDict,
+        what="config file",
+        example="configs/micro.py",
+        fix="a changed headlab.config.default_config()",
+    )
+    if isinstance(config, FrozenConfigDict):
+        config = ConfigDict(config)
     for key, text in sorted(overrides, key=lambda pair: pair[0] != "head.name"):
         override(config, key, text)
-    return resolve(config)
+    return config
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
@@ -42,6 +61,28 @@ def override(config: ConfigDict, key: str, text: str) -> None:
       UsageError: no such option, or the text has another type or lies outside the allowed range.
       TypeError: `config` was already resolved.
     """
+    option = _option(config, key)
+    try:
+        value = parse(text, option.type)
+    except ValueError as problem:
+        raise refused(key, text, option, str(problem)) from None
+    place(config, key, checked(key, value, option))
+
+
+def put(config: ConfigDict, values: Mapping[str, Any]) -> None:
+    """Sets options, in place, to values by dotted key, the head's name before the rest.
+
+    Raises:
+      UsageError: no such option, or a value has another type or lies outside the allowed range.
+      TypeError: `config` was already resolved.
+    """
+    for key in sorted(values, key=lambda key: key != "head.name"):
+        option = _option(config, key)
+        place(config, key, checked(key, values[key], option))
+
+
+def _option(config: ConfigDict, key: str) -> Option:
+    """What is declared of the option that a dotted key names."""
     if isinstance(config, FrozenConfigDict):
         raise TypeError("a resolved configuration cannot change; override it before resolve()")
     options = OPTIONS
@@ -50,15 +91,22 @@ def override(config: ConfigDict, key: str, text: str) -> None:
         options = OPTIONS | head_options(head)
     if key not in options:
         raise misplaced(key, head, options)
-    option = options[key]
-    try:
-        value = parse(text, option.type)
-    except ValueError as problem:
-        raise refused(key, text, option, str(problem)) from None
-    place(config, key, checked(key, value, option))
+    return options[key]
 
 
-def _get_config(path: str) -> ConfigDict:
+def call_in_file(
+    path: str, function: str, *, returns: type, what: str, example: str, fix: str
+) -> Any:
+    """What a function of a Python file returns; "FILE.py:TEXT" calls it with the argument "TEXT".
+
+    Args:
+      path, function: the file and the name of the function in it.
+      returns: the type that it must return.
+      what, example, fix: how messages name such a file, one that exists, and what it should return.
+
+    Raises:
+      UsageError: the file cannot be read, has no such function, fails, or returns another type.
+    """
     with_argument = re.fullmatch(r"(.*\.py):(.*)", path)
     file, arguments = (
         (Path(with_argument[1]), [with_argument[2]]) if with_argument else (Path(path), [])
@@ -68,40 +116,37 @@ def _get_config(path: str) -> ConfigDict:
             pass
     except OSError as problem:
         raise UsageError(
-            f"cannot read the config file {file}: {_why_unread(file, problem)}"
+            f"cannot read the {what} {file}: {_why_unread(file, problem, example)}"
         ) from None
     try:
         # run, not imported: a cached .pyc would miss a file rewritten within its clock's tick
-        get_config = runpy.run_path(str(file)).get("get_config")
-        if not callable(get_config):
+        called = runpy.run_path(str(file)).get(function)
+        if not callable(called):
             raise UsageError(
-                f"the config file {file} has no function get_config(); define one that returns a "
-                "changed headlab.config.default_config()"
+                f"the {what} {file} has no function {function}(); define one that returns {fix}"
             )
-        config = get_config(*arguments)
+        value = called(*arguments)
     except UsageError:
         raise
     except Exception as problem:
         raise UsageError(
-            f"the config file {file} failed{_line_of(file, problem)}: "
+            f"the {what} {file} failed{_line_of(file, problem)}: "
             f"{type(problem).__name__}: {_message(problem)}; correct the file"
         ) from problem
-    if not isinstance(config, ConfigDict):
+    if not isinstance(value, returns):
         raise UsageError(
-            f"get_config() in {file} returned {type(config).__name__}, not a ConfigDict; return a "
-            "changed headlab.config.default_config()"
+            f"{function}() in {file} returned {type(value).__name__}, not a {returns.__name__}; "
+            f"return {fix}"
         )
-    if isinstance(config, FrozenConfigDict):
-        return ConfigDict(config)
-    return config
+    return value
 
 
-def _why_unread(file: Path, problem: OSError) -> str:
+def _why_unread(file: Path, problem: OSError, example: str) -> str:
     siblings = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
     close = difflib.get_close_matches(file.name, siblings, 1)
     if not file.exists() and close:
         return f"there is no such file; did you mean {file.parent / close[0]}?"
-    return f"{problem.strerror}; give a Python file such as configs/micro.py"
+    return f"{problem.strerror}; give a Python file such as {example}"
 
 
 def _line_of(file: Path, problem: Exception) -> str:

@@ -60,6 +60,14 @@ def freeze(values: Mapping[str, Any]) -> FrozenConfigDict:
     return FrozenConfigDict(config)
 
 
+def copy(config: ConfigDict) -> ConfigDict:
+    """A configuration of one's own with the same values, whether the other can change or not."""
+    copied = default_config()
+    for key, value in flatten(config).items():
+        place(copied, key, value)
+    return copied
+
+
 def place(config: ConfigDict, key: str, value: Any) -> None:
     """Puts a value whose type was checked under a dotted key, making the sections on the way."""
     *sections, name = key.split(".")

@@ -56,6 +56,10 @@ class Adaptive(AdaptiveRows):
         "an adaptive softmax refuses it, for it needs the log-probability of every token at every position, and so the "
         "work that the tails save; use another head, or no smoothing"
     )
+    stacking_refused: ClassVar[str | None] = (
+        "how long its loops over the tails are depends on the tokens of a batch, and loops of stacked runs would all "
+        "be as long as the longest; use another head"
+    )
 
     def _head_statistics(self, h, head_row, embedding) -> Statistics:
         """Of the head's softmax over the shortlist and the tails."""

@@ -46,6 +46,8 @@ class Head(nnx.Module):
     ties_to: Literal["nothing", "table", "factors", "adaptive"] = "nothing"
     #: why label smoothing is refused, for the heads that refuse it
     smoothing_refused: ClassVar[str | None] = None
+    #: why runs with this head cannot be stacked by `jax.vmap`, for the heads of which they cannot
+    stacking_refused: ClassVar[str | None] = None
     vocab_size: int
     d_model: int
     block_rows: int | None = None  # rows of one block in what is derived here; None: chosen by size

@@ -8,6 +8,7 @@ import pandas as pd
 from headlab.config import ABSENT, OPERATIONAL, OPTIONS
 from headlab.config.values import as_text
 from headlab.errors import UsageError
+from headlab.sweeps.names import short_keys
 
 KINDS = ("text", "tokenizer")
 """Columns that are no configuration, but without which runs are not repetitions of each other."""
@@ -64,17 +65,6 @@ def label(values: Mapping[str, Any]) -> str:
     shown = {key: value for key, value in values.items() if _identity(value) != _identity(ABSENT)}
     short = short_keys(list(values))
     return ", ".join(f"{short[key]}={as_text(value)}" for key, value in shown.items())
-
-
-def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted key where it is the only such one; "head" for head.name.
-
-    >>> short_keys(["head.name", "model.bias", "head.bias", "train.steps"])
-    {'head.name': 'head', 'model.bias': 'model.bias', 'head.bias': 'head.bias', 'train.steps': 'steps'}
-    """
-    last = {key: "head" if key == "head.name" else key.rpartition(".")[2] for key in keys}
-    names = list(last.values())
-    return {key: name if names.count(name) == 1 else key for key, name in last.items()}
 
 
 def _telling(

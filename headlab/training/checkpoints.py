@@ -194,6 +194,13 @@ class Checkpoints:
             + (f": {reasons}. Restore one from a copy, or start a new run." if bad else ".")
         )
 
+    def forget_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps."""
+        self.wait()
+        for later in self.all_steps():
+            if later > step:
+                self._remove(later)
+
     def _read(self, step: int, target: Any, vocab_size: int | None) -> tuple[Any, dict[str, Any]]:
         wanted = target(step) if callable(target) else target
         path = self.directory / str(step)
@@ -229,10 +236,13 @@ class Checkpoints:
         kept = {*steps[-self._keep :], self.best_step()}
         for step in steps:
             if step not in kept:
-                # renamed first: a kill must not leave half a checkpoint under the name of a whole
-                doomed = self.directory / f"{_DELETING}{step}"
-                (self.directory / str(step)).rename(doomed)
-                shutil.rmtree(doomed)
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # renamed first: a kill must not leave half a checkpoint under the name of a whole
+        doomed = self.directory / f"{_DELETING}{step}"
+        (self.directory / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
 
     def _remove_unfinished(self) -> None:
         for entry in self.directory.iterdir():

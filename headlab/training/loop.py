@@ -1,9 +1,8 @@
 """The training loop: from a config and a directory to a finished run, resumable to the same bits at any kill."""
 
-import math
 import signal
-import sys
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -13,10 +12,11 @@ from headlab import config as configs
 from headlab import data, models, processes, sharding
 from headlab.errors import HeadlabError
 from headlab.ops.shards import VOCAB
-from headlab.runs import RunDirectory, environment, phase_at, phases_of
-from headlab.training.checkpoints import Checkpoints
+from headlab.runs import RunDirectory, phase_at, phases_of
 from headlab.training.evaluation import Evaluator
-from headlab.training.metrics import Writer, open_writers
+from headlab.training.lanes import Alone, Lanes, Stacked
+from headlab.training.recorder import Recorder, say, train_record
+from headlab.training.stacking import check_stack, last_common_step
 from headlab.training.step import (
     Phase,
     TrainState,
@@ -39,43 +39,94 @@ def train(config: Any, workdir: str) -> dict[str, Any]:
       UsageError: something asked for cannot be done; nothing was started.
       HeadlabError: a loss that is not finite, or a checkpoint or metric that could not be written.
     """
-    config = configs.resolve(config)
-    earlier = RunDirectory(workdir)
-    if earlier.config_path.exists():
-        # another config is refused before any work
-        RunDirectory.create_or_open(workdir, _as_recorded(config, earlier.config()))
+    results, failures = _train([(configs.resolve(config), workdir)])
+    for failure in failures.values():
+        raise failure
+    return results[workdir]
+
+
+def train_stacked(
+    runs: Sequence[tuple[Any, str]],
+) -> tuple[dict[str, dict[str, Any]], dict[str, HeadlabError]]:
+    """Trains (config, directory) pairs that differ in seed and peak rate alone as one program, mapped over the runs.
+
+    Each leaves a run directory as `train` does, with numbers that differ from those of `train` by float32 rounding.
+    A run whose loss is not finite ends; the others go on. A call that was stopped is resumed by the same call, from the
+    last step that all of its unfinished runs have saved.
+
+    Returns:
+      What result.json holds of each finished run, and the failure of each other one, by directory.
+
+    Raises:
+      UsageError: the runs cannot be stacked (see `headlab.training.stacking`), or as in `train`; nothing was started.
+      HeadlabError: a checkpoint or metric could not be written.
+    """
+    resolved = [(configs.resolve(config), workdir) for config, workdir in runs]
+    check_stack([config for config, _ in resolved])
+    return _train(resolved, stacked=True)
+
+
+def _train(
+    asked: Sequence[tuple[Any, str]], *, stacked: bool = False
+) -> tuple[dict[str, dict[str, Any]], dict[str, HeadlabError]]:
+    """(results, failures) by directory of runs on the same data and mesh."""
+    for config, workdir in asked:
+        earlier = RunDirectory(workdir)
+        if earlier.config_path.exists():
+            # another config is refused before any work
+            RunDirectory.create_or_open(workdir, _as_recorded(config, earlier.config()))
+    config = asked[0][0]
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.vocab)
     configs.check_mesh(config, dict(mesh.shape))
     if config.data.tokenizer is None:
         _check_model(config)
     dataset = data.open_dataset(config.data, progress=config.log.progress)
-    config = models.resolve_head(config, dataset.tokenizer.vocab_size, dataset.store.counts)
-    if processes.first():
-        RunDirectory.create_or_open(workdir, config)
-    processes.barrier("the run directory exists")
-    run, differing = RunDirectory.create_or_open(workdir, config)
-    with run.lock() if processes.first() else nullcontext():
-        finished = run.result()
-        if finished is not None:
-            _say(config, f"{workdir} has finished already; its result is returned as it is.")
-            return finished
+    counts = dataset.store.counts
+    results: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        runs = []
+        for unresolved, workdir in asked:
+            config = models.resolve_head(unresolved, dataset.tokenizer.vocab_size, counts)
+            run = _opened(config, workdir, stack)
+            finished = run.result()
+            if finished is not None:
+                say(config, f"{workdir} has finished already; its result is returned as it is.")
+                results[workdir] = finished
+                continue
+            if processes.first():
+                dataset.tokenizer.save(run.tokenizer_path)
+            runs.append((config, run))
+        if not runs:
+            return results, {}
         processes.barrier("nothing was finished")
-        for key, (old, new) in differing.items():
-            _say(config, f"{key} is {new!r} from here on; the run was made with {old!r}.")
-        if processes.first():
-            dataset.tokenizer.save(run.tokenizer_path)
         try:
-            with ExitStack() as stack:
-                trainer = _Trainer(config, run, dataset, mesh, stack)
-                return trainer.run_to_end()
+            with ExitStack() as opened:
+                trainer = _Trainer(runs, dataset, mesh, opened, stacked=stacked)
+                results |= trainer.run_to_end()
+                return results, trainer.failures
+        except _NothingLeft:
+            return results, trainer.failures
         except jax.errors.JaxRuntimeError as problem:
             if not processes.many():
                 raise
             raise HeadlabError(
                 f"process {jax.process_index()} of {jax.process_count()} lost another one, or its connection "
                 f"({str(problem).splitlines()[0][:200]}). Look for the first error of the other processes, and start "
-                f"all of them again to resume from the last checkpoint: --workdir={workdir}"
+                f"all of them again to resume from the last checkpoint: --workdir={runs[0][1].path}"
             ) from problem
+
+
+def _opened(config: Any, workdir: str, stack: ExitStack) -> RunDirectory:
+    """The run directory, made or opened, and held for writing while `stack` is open."""
+    if processes.first():
+        RunDirectory.create_or_open(workdir, config)
+    processes.barrier("the run directory exists")
+    run, differing = RunDirectory.create_or_open(workdir, config)
+    if processes.first():
+        stack.enter_context(run.lock())
+    for key, (old, new) in differing.items():
+        say(config, f"{key} is {new!r} from here on; the run was made with {old!r}.")
+    return run
 
 
 def _as_recorded(config: Any, recorded: Any) -> Any:
@@ -92,45 +143,34 @@ def _check_model(config: Any) -> None:
 
 
 class _Trainer:
-    """What one call of `train` keeps open."""
+    """What one call of `train` keeps open. The config is that of the first run; others differ in what is stacked."""
 
-    def __init__(self, config, run, dataset, mesh, stack: ExitStack):
-        self.config, self.run, self.mesh = config, run, mesh
+    def __init__(self, runs, dataset, mesh, stack: ExitStack, *, stacked: bool):
+        self.config, self.mesh = runs[0][0], mesh
         self.store = dataset.store
         self.vocab_size = dataset.tokenizer.vocab_size
-        self.batches = data.TrainBatches(
-            self.store.tokens("train"), config.data.seq_len, config.train.batch_size, config.seed
-        )
         self.clock = Clock()
-        self.checkpoints = stack.enter_context(
-            Checkpoints(run.checkpoints_dir, keep=config.checkpoint.keep)
-        )
+        self.recorders = [Recorder(config, run, dataset, self.clock, stack) for config, run in runs]
+        self.lanes: Lanes = Stacked([config for config, _ in runs]) if stacked else Alone()
         self.stop = stack.enter_context(stop_signals())
-        self.stack = stack
-        self.writers: list[Writer] = []
-        self.spent_before = 0.0
-        self.evaluated: tuple[int, dict[str, Any]] | None = None  # the last evaluation and its step
-        self.held_out: list[float] = []  # the losses of all evaluations so far
+        self.failures: dict[str, HeadlabError] = {}  # by directory; alone, a failure is raised
 
-    def run_to_end(self) -> dict[str, Any]:
+    def run_to_end(self) -> dict[str, dict[str, Any]]:
+        """The results of the runs that do not fail, by directory."""
         with self.clock.part("start"):
             number, state, start = self._restore()
-            if processes.first():
-                self.writers = open_writers(self.config, self.run, start if start else None)
-            for writer in self.writers:
-                self.stack.callback(writer.close)
-            processes.barrier("metrics are cut back to the restored step")
-            records = self.run.metrics()
-            self.held_out = [r["validation/loss"] for r in records if "validation/loss" in r]
+            for recorder in self.recorders:
+                recorder.begin(start)
         phases = phases_of(self.config)
         while True:
             head_name, end = phases[number]
             with self.clock.part("start"):
                 phase, fresh = self._phase(head_name, end)
                 state = fresh if state is None else state
-                if number and int(state.step) == phases[number - 1][1]:
+                if number and self._step_of(state) == phases[number - 1][1]:
                     state = untie(state, fresh)
-                specs = state_specs(phase, self.config, self.mesh, state)
+                # Of one run; where runs are stacked the mesh has one device, and nothing is cut.
+                specs = state_specs(phase, self.config, self.mesh, self.lanes.split(state)[0])
                 state = sharding.place(state, self.mesh, specs)
                 del fresh
             evaluator = Evaluator(
@@ -147,18 +187,24 @@ class _Trainer:
                 return self._finish(phase, state, evaluator)
 
     def _phase(self, head_name: str, end: int) -> tuple[Phase, TrainState]:
-        return make_phase(
-            self.config,
-            self.vocab_size,
-            self.store.counts,
-            head_name=head_name,
-            end=end,
-            shards=self.mesh.shape[VOCAB],
-        )
+        """The phase, and the fresh states of all runs."""
+        made = [
+            make_phase(
+                recorder.config,
+                self.vocab_size,
+                self.store.counts,
+                head_name=head_name,
+                end=end,
+                shards=self.mesh.shape[VOCAB],
+            )
+            for recorder in self.recorders
+        ]
+        return made[0][0], self.lanes.join([state for _, state in made])
 
     def _restore(self) -> tuple[int, TrainState | None, int]:
         """(phase number, state, step) of the latest good checkpoint; (0, None, 0) at the start."""
-        if self.checkpoints.latest_step() is None:
+        step = self._first_step()
+        if step == 0:
             return 0, None, 0
         phases = phases_of(self.config)
 
@@ -166,7 +212,15 @@ class _Trainer:
             made: list[Phase] = []
 
             def fresh():
-                phase, state = self._phase(*phases[phase_at(self.config, step)])
+                head_name, end = phases[phase_at(self.config, step)]
+                phase, state = make_phase(
+                    self.config,
+                    self.vocab_size,
+                    self.store.counts,
+                    head_name=head_name,
+                    end=end,
+                    shards=self.mesh.shape[VOCAB],
+                )
                 made.append(phase)
                 return state
 
@@ -174,29 +228,33 @@ class _Trainer:
             specs = state_specs(made[0], self.config, self.mesh, shapes)
             return sharding.abstract(shapes, self.mesh, specs)
 
-        state, metadata, step = self.checkpoints.restore(target, vocab_size=self.vocab_size)
-        for bad, reason in self.checkpoints.bad:
-            _say(
-                self.config, f"The checkpoint of step {bad} was damaged and moved aside: {reason}."
-            )
-        self.spent_before = metadata["wall_seconds"]
-        _say(self.config, f"Resuming {self.run.path} from step {step:,}.")
+        restored = [recorder.restored(target, step) for recorder in self.recorders]
+        step = restored[0][1]
         number = phase_at(self.config, step)
         # Between the end of one phase and the first step of the next, the next one begins.
-        return number + (step == phases[number][1] and number + 1 < len(phases)), state, step
+        number += step == phases[number][1] and number + 1 < len(phases)
+        return number, self.lanes.join([state for state, _ in restored]), step
+
+    def _first_step(self) -> int | None:
+        """The step to go on from: 0 at the start, None for the latest good one."""
+        every = [recorder.checkpoints for recorder in self.recorders]
+        if self.lanes.with_own:
+            return last_common_step(every)
+        return 0 if every[0].latest_step() is None else None
 
     def _train_phase(
         self, phase: Phase, specs: TrainState, state: TrainState, evaluator: Evaluator
     ) -> TrainState:
         config = self.config
-        step = int(state.step)
+        step = self._step_of(state)
         if step >= phase.end:
             return state
         with self.clock.part("compile"):
             example = self._batch(step)
-            jitted = jax.jit(train_step(phase, config, self.mesh, specs), donate_argnums=0)
+            body = train_step(phase, config, self.mesh, specs, with_own=self.lanes.with_own)
+            jitted = jax.jit(self.lanes.mapped(body), donate_argnums=0)
             compiled = jitted.lower(state, example).compile()
-        speed = Speed(config, phase, self.mesh)
+        speed = Speed(config, phase, self.mesh, runs=len(self.recorders))
         pending = None
         while step < phase.end:
             with self.clock.part("data"):
@@ -220,27 +278,43 @@ class _Trainer:
                 self._check_finite(phase, report)
             if log:
                 with self.clock.part("metrics"):
-                    self._write(step, {**_train_record(report), **speed.record(step)})
-            held_out = None
+                    timing = speed.record(step)
+                    for recorder, own in self._each(jax.device_get(report)):
+                        recorder.write(step, {**train_record(own), **timing})
+            losses: dict[Recorder, float] = {}
             if evaluate:
                 with self.clock.part("evaluation"):
-                    held_out = self._evaluate(state, evaluator, step)
-                    save = save or held_out[1]
+                    losses, best = self._evaluate(state, evaluator, step)
+                    save = save or best
                 speed.pause(step)
             if save:
                 with self.clock.part("checkpoint"):
-                    self._save(step, state, phase, held_out and held_out[0])
+                    for recorder, own in self._each(state):
+                        recorder.save(step, own, phase, losses.get(recorder))
             if stopping and not last:
                 self._interrupted(step)
         return state
 
-    def _batch(self, step: int) -> tuple[Any, ...]:
-        """The batch of a step, of which each process reads the rows of its own devices."""
+    def _each(self, tree: Any) -> Iterator[tuple[Recorder, Any]]:
+        """The runs that have not failed, each with its part of a state or a report."""
+        for recorder, own in zip(self.recorders, self.lanes.split(tree), strict=True):
+            if str(recorder.run.path) not in self.failures:
+                yield recorder, own
 
-        def read(rows: slice):
-            return tuple(self.batches.batch(step, rows))
+    def _step_of(self, state: TrainState) -> int:
+        return int(self.lanes.split(state.step)[0])
 
-        return processes.spread(read, self.config.train.batch_size, self.mesh, sharding.BY_BATCH)
+    def _batch(self, step: int) -> Any:
+        """The batches of a step, of which each process reads the rows of its own devices."""
+
+        def of(recorder: Recorder):
+            def read(rows: slice):
+                return tuple(recorder.batches.batch(step, rows))
+
+            size = self.config.train.batch_size
+            return processes.spread(read, size, self.mesh, sharding.BY_BATCH)
+
+        return self.lanes.join([of(recorder) for recorder in self.recorders])
 
     def _agree_to_stop(self) -> bool:
         stopping = processes.any_says(bool(self.stop))
@@ -248,129 +322,54 @@ class _Trainer:
             self.stop.append(signal.SIGTERM)  # another process was told to
         return stopping
 
-    def _evaluate(self, state: TrainState, evaluator: Evaluator, step: int) -> tuple[float, bool]:
-        """(held-out loss, whether it is the best so far), written to the metrics."""
-        found = evaluator((state.params, state.constants), "validation")
-        self.evaluated = (step, found)
-        if not math.isfinite(found["loss"]):
-            raise HeadlabError(
-                f"the held-out loss after step {step:,} is {found['loss']}, though training was finite; "
-                f"the last good checkpoint is step {self.checkpoints.latest_step()}. Evaluate it to look for the cause."
-            )
-        record = {f"validation/{key}": found[key] for key in ("loss", "bits_per_byte", "bands")}
-        self._write(step, record)
-        best = all(found["loss"] < loss for loss in self.held_out)
-        self.held_out.append(found["loss"])
-        return found["loss"], best
+    def _evaluate(
+        self, state: TrainState, evaluator: Evaluator, step: int
+    ) -> tuple[dict[Recorder, float], bool]:
+        """The held-out loss of each run, and whether one of them is its best so far."""
+        losses, improved = {}, False
+        for recorder, own in self._each(state):
+            with self._failing_alone(recorder):
+                losses[recorder], best = recorder.evaluate(own, evaluator, step)
+                improved = improved or best
+        return losses, improved
 
-    def _save(self, step: int, state: TrainState, phase: Phase, held_out: float | None):
-        metadata = {
-            "head": phase.head_name,
-            "phase": phase_at(self.config, step),
-            "vocab_size": self.vocab_size,
-            "wall_seconds": self.spent_before + self.clock.total(),
-        }
-        for writer in self.writers:
-            writer.flush()  # what the checkpoint makes final must not be lost
-        self.checkpoints.save(step, state, metadata, held_out=held_out)
+    def _check_finite(self, phase: Phase, report: Mapping[str, Any]) -> None:
+        for recorder, bad_step in self._each(np.asarray(report["bad_step"])):
+            with self._failing_alone(recorder):
+                recorder.check_finite(phase, bad_step)
+
+    @contextmanager
+    def _failing_alone(self, recorder: Recorder) -> Iterator[None]:
+        """A failure in here ends one run of a stack, and everything where no other is left."""
+        try:
+            yield
+        except HeadlabError as problem:
+            if not self.lanes.with_own:
+                raise
+            self.failures[str(recorder.run.path)] = problem
+            if len(self.failures) == len(self.recorders):
+                raise _NothingLeft from problem
 
     def _interrupted(self, step: int):
         number = self.stop[0]
-        self.checkpoints.wait()
+        for recorder in self.recorders:
+            recorder.checkpoints.wait()
+        directories = " ".join(f"--workdir={recorder.run.path}" for recorder in self.recorders)
         raise Interrupted(
             f"stopped by {signal.Signals(number).name} after step {step:,} of {self.config.train.steps:,}, "
-            f"which is saved. Run the same command again to resume: --workdir={self.run.path}",
+            f"which is saved. Run the same command again to resume: {directories}",
             number,
         )
 
-    def _check_finite(self, phase: Phase, report: dict[str, jax.Array]) -> None:
-        bad = int(report["bad_step"])
-        if bad < 0:
-            return
-        self.checkpoints.wait()
-        good = self.checkpoints.latest_step()
-        intact = (
-            "there is no checkpoint yet"
-            if good is None
-            else f"the checkpoint of step {good} is the last good one"
-        )
-        raise HeadlabError(
-            f"the loss or its gradient was not finite in step {bad + 1:,} (head {phase.head_name!r}); {intact}, in "
-            f"{self.run.checkpoints_dir}. Lower optimizer.peak_rate or set optimizer.clip_norm; if this is the first "
-            "step, look for a token id outside the vocabulary."
-        )
-
-    def _write(self, step: int, record: dict[str, Any]) -> None:
-        for writer in self.writers:
-            writer.write(step, record)
-
-    def _finish(self, phase: Phase, state: TrainState, evaluator: Evaluator) -> dict[str, Any]:
-        """Reads the test split, once, and writes result.json."""
-        config = self.config
-        self.checkpoints.wait()
-        with self.clock.part("evaluation"):
-            # A run that was killed between its last checkpoint and its result has not evaluated here.
-            step, final = self.evaluated or (None, None)
-            if step != config.train.steps or final is None:
-                final = evaluator((state.params, state.constants), "validation")
-            test = evaluator((state.params, state.constants), "test")
-        if processes.first():
-            self._write_result(phase, final, test)
-        processes.barrier("the result is written")
-        result = self.run.result()
-        if result is None:
-            raise HeadlabError(
-                f"{self.run.result_path} cannot be read by process {jax.process_index()}: all processes must see the "
-                "run directory, on a file system that they share."
-            )
-        return result
-
-    def _write_result(self, phase: Phase, final: dict[str, Any], test: dict[str, Any]) -> None:
-        config, records = self.config, self.run.metrics()
-        held_out = [(r["validation/loss"], r["step"]) for r in records if "validation/loss" in r]
-        best_loss, best_step = min(held_out)
-        counts = self.store.meta["splits"]
-        seconds = self.clock.total()
-        timing = self.clock.shares()
-        result = {
-            "head": config.head.name,
-            "steps": config.train.steps,
-            "untied_at": configs.untie_step(config),
-            "parameters": phase.parameters,
-            "train_loss": next(r["train/loss"] for r in reversed(records) if "train/loss" in r),
-            "validation": final,
-            "best": {"step": best_step, "loss": best_loss},
-            "test": test,
-            "tokens_seen": self.batches.targets_seen(config.train.steps),
-            "corpus": {split: counts[split] for split in data.SPLITS},
-            "vocab_size": self.vocab_size,
-            "wall_seconds": self.spent_before + seconds,
-            "timing": timing,
-            "config_hash": configs.config_hash(config),
-            "seed": config.seed,
-            "environment": environment(),
+    def _finish(
+        self, phase: Phase, state: TrainState, evaluator: Evaluator
+    ) -> dict[str, dict[str, Any]]:
+        together = len(self.recorders)
+        return {
+            str(recorder.run.path): recorder.finish(phase, own, evaluator, together=together)
+            for recorder, own in self._each(state)
         }
-        self.run.write_result(result)
-        shares = ", ".join(f"{part} {share:.1%}" for part, share in timing["shares"].items())
-        outside = timing["outside_step"]
-        if outside is not None:
-            shares += f"; data, metrics and checkpoints took {outside:.1%} of training"
-        _say(config, f"{seconds:.1f} s: {shares}.")
 
 
-def _train_record(report: dict[str, jax.Array]) -> dict[str, float]:
-    """Means over the steps since the last log, and the last step's gradient norm."""
-    interval = {
-        k.removeprefix("interval/"): float(v)
-        for k, v in report.items()
-        if k.startswith("interval/")
-    }
-    weight = interval.pop("weight")
-    mean = {key: value / weight if weight else math.nan for key, value in interval.items()}
-    record = {"train/loss": mean.pop("nats"), "train/gradient_norm": float(report["gradient_norm"])}
-    return {**record, **{f"train/{key}": value for key, value in mean.items()}}
-
-
-def _say(config, message: str) -> None:
-    if config.log.progress and processes.first():
-        print(message, file=sys.stderr)
+class _NothingLeft(Exception):
+    """Every run of a stack has failed."""

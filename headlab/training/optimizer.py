@@ -43,17 +43,14 @@ def paths(params: Any) -> Any:
     )
 
 
-def schedule(optimizer: Any, steps: int) -> optax.Schedule:
-    """The rate of update s = 0 … steps − 1.
+def schedule(optimizer: Any, steps: int, peak: Any = None) -> optax.Schedule:
+    """The rate of update s = 0 … steps − 1; `peak` stands for `optimizer.peak_rate` where it is given.
 
     Warm-up (s + 1)/w · peak for s < w; after that, with p = (s − w)/(steps − w) and the final fraction f, constant
     peak, linear peak·(1 − (1 − f)·p), or cosine peak·(f + (1 − f)·(1 + cos πp)/2).
     """
-    peak, fraction, warmup = (
-        optimizer.peak_rate,
-        optimizer.final_fraction,
-        optimizer.warmup_steps,
-    )
+    peak = optimizer.peak_rate if peak is None else peak
+    fraction, warmup = optimizer.final_fraction, optimizer.warmup_steps
     rest = steps - warmup
     decay = {
         "constant": lambda: optax.constant_schedule(peak),
@@ -80,10 +77,24 @@ def clip_by_norm(largest: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
+def scale_by_rate(optimizer: Any, steps: int) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by minus the scheduled rate, whose peak `update(…, peak_rate=…)` may give as a value."""
+    fixed = optax.scale_by_learning_rate(schedule(optimizer, steps))
+
+    def update(updates, state, params=None, *, peak_rate=None, **_):
+        if peak_rate is None:
+            return fixed.update(updates, state, params)
+        given = optax.scale_by_learning_rate(schedule(optimizer, steps, peak_rate))
+        return given.update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(fixed.init, update)
+
+
 def make_optimizer(config: Any, params: Any) -> optax.GradientTransformationExtraArgs:
     """Clip by global norm, Adam, weight decay and rate multiplier by group, then the scheduled rate.
 
-    Its `update` is given the global norm of the gradients as `norm=`: of sharded ones it cannot know it.
+    Its `update` is given the global norm of the gradients as `norm=`: of sharded ones it cannot know it. It may be
+    given the peak rate as `peak_rate=`, a value in place of the config's constant.
     update = −rate(s) · multiplier_g · (m̂/(√v̂ + ε) + decay_g · parameter, where it decays).
     """
     names = paths(params)
@@ -102,5 +113,5 @@ def make_optimizer(config: Any, params: Any) -> optax.GradientTransformationExtr
         if chosen.rate_multiplier != 1:
             scale = optax.scale(chosen.rate_multiplier)
             chain.append(optax.masked(scale, members(group, decayed=False)))
-    chain.append(optax.scale_by_learning_rate(schedule(o, config.train.steps)))
+    chain.append(scale_by_rate(o, config.train.steps))
     return optax.chain(*chain)

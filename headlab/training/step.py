@@ -45,6 +45,13 @@ class Phase(NamedTuple):
     head_cost: HeadCost  # of training
 
 
+class Own(NamedTuple):
+    """What may differ between runs that are stacked, as values; a run alone has the constants of its config."""
+
+    seed: jax.Array  # int32
+    peak_rate: jax.Array  # float32
+
+
 def make_phase(
     config: Any, vocab_size: int, token_counts: Any, *, head_name: str, end: int, shards: int = 1
 ) -> tuple[Phase, TrainState]:
@@ -110,10 +117,10 @@ def state_specs(phase: Phase, config: Any, mesh: Mesh, state: TrainState) -> Any
     )
 
 
-def train_step(phase: Phase, config: Any, mesh: Mesh, specs: Any):
+def train_step(phase: Phase, config: Any, mesh: Mesh, specs: Any, *, with_own: bool = False):
     """The function (state, batch) → (state, report), to be jitted with the state donated.
 
-    The state lives as `specs` (of `state_specs`) says.
+    The state lives as `specs` (of `state_specs`) says. `with_own` gives (state, batch, own) → (state, report).
 
     `batch` is (inputs, targets, where), each [batch, length]; `report` holds float32 scalars: "nats" and "weight" of
     this step, the global gradient norm before clipping, and `bad_step`.
@@ -121,16 +128,20 @@ def train_step(phase: Phase, config: Any, mesh: Mesh, specs: Any):
 
     sum_blocks = config.head.sum_blocks if config.head.sum_order == "invariant" else None
 
-    def body(state: TrainState, batch):
+    def body(state: TrainState, batch, own: Own | None = None):
         # Parameters are marked as varying over `data`, so that gradients stay local until the one reduction below.
         params = jax.tree.map(lambda p: vary_like(p, batch[0]), state.params)
-        sums, gradients = _accumulate(phase, config, params, specs.params, state, batch)
+        sums, gradients = _accumulate(phase, config, params, specs.params, state, batch, own)
         sums, gradients = _reduce(sums, gradients, specs.params)
         weight = jnp.maximum(sums["weight"], 1)  # nothing counted: gradients are exactly 0, not 0/0
         gradients = jax.tree.map(lambda g: g / weight, gradients)
         norm = global_norm(gradients, specs.params, sum_blocks)
         updates, opt_state = phase.optimizer.update(
-            gradients, state.opt_state, state.params, norm=norm
+            gradients,
+            state.opt_state,
+            state.params,
+            norm=norm,
+            peak_rate=None if own is None else own.peak_rate,
         )
         bad = ~(jnp.isfinite(sums["objective"]) & jnp.isfinite(norm))
         bad_step = jnp.where(bad & (state.bad_step < 0), state.step, state.bad_step)
@@ -156,7 +167,7 @@ def train_step(phase: Phase, config: Any, mesh: Mesh, specs: Any):
     return sharding.on_mesh(
         body,
         mesh,
-        in_specs=(specs, sharding.BY_BATCH),
+        in_specs=(specs, sharding.BY_BATCH, *[sharding.REPLICATED] * with_own),
         out_specs=(specs, sharding.REPLICATED),
     )
 
@@ -209,7 +220,15 @@ def _square(x: jax.Array) -> jax.Array:
     return jnp.sum(flat * flat)
 
 
-def _accumulate(phase: Phase, config: Any, params: Any, specs: Any, state: TrainState, batch: Any):
+def _accumulate(
+    phase: Phase,
+    config: Any,
+    params: Any,
+    specs: Any,
+    state: TrainState,
+    batch: Any,
+    own: Own | None,
+):
     """(sums, gradient of Σ objective) over this device's share of the batch, one micro-batch after another."""
 
     @functools.partial(jax.value_and_grad, has_aux=True)
@@ -222,7 +241,8 @@ def _accumulate(phase: Phase, config: Any, params: Any, specs: Any, state: Train
     def key_of(index):
         if not config.model.dropout:
             return None
-        stream = jax.random.fold_in(jax.random.key(config.seed), _DROPOUT_STREAM)
+        seed = config.seed if own is None else own.seed
+        stream = jax.random.fold_in(jax.random.key(seed), _DROPOUT_STREAM)
         key = jax.random.fold_in(jax.random.fold_in(stream, state.step), index)
         return jax.random.fold_in(key, jax.lax.axis_index(sharding.DATA))
 

@@ -14,12 +14,13 @@ from headlab.training.step import Phase
 class Speed:
     """Tokens a second since the last log, without evaluations, and the share of the device's peak where it is known."""
 
-    def __init__(self, config, phase: Phase, mesh):
+    def __init__(self, config, phase: Phase, mesh, *, runs: int = 1):
+        """`runs` is how many share the program; tokens are those of one of them."""
         self._tokens_per_step = config.train.batch_size * config.data.seq_len
         body = models.body_flops_per_token(config)
         head = phase.head_cost.flops_per_token
         peak = costs.peak_flops(jax.devices()[0].device_kind)
-        self._peak_tokens = None if peak is None else peak * mesh.size / (3 * body + head)
+        self._peak_tokens = None if peak is None else peak * mesh.size / (3 * body + head) / runs
         self._since: tuple[int, float] | None = None
 
     def record(self, step: int) -> dict[str, float]:

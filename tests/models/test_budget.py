@@ -19,15 +19,14 @@ def small(head: str, **values):
 @pytest.mark.parametrize("head", heads.names())
 def test_the_bound_and_the_cost_are_those_of_the_model(head):
     config = small(head)
-    found = models.budget(config, 300)
     counts = zipf_counts(300)
-    built = models.build(config, 300, token_counts=counts).head
+    found = models.budget(config, 300, counts)
+    model = models.build(config, 300, token_counts=counts)
+    built = model.head
     assert found.rank_bound == built.rank_bound()
+    assert found.parameters == models.count_parameters(model)["total"]
     body = 3 * models.body_flops_per_token(config)
-    assert (
-        found.training_flops_per_token
-        == body + built.cost("training", token_counts=counts).flops_per_token
-    )
+    assert found.flops == body + built.cost("training", token_counts=counts).flops_per_token
 
 
 def test_the_cost_is_three_times_the_products_of_a_forward_pass():
@@ -36,7 +35,7 @@ def test_the_cost_is_three_times_the_products_of_a_forward_pass():
     block = 4 * d * d + 2 * d * 4 * d  # attention's four matrices, the two of the MLP
     attended = 2 * d * (length + 1) / 2  # scores and their sum over the values, causal
     expected = 3 * 2 * (block + attended + d * vocabulary)
-    assert models.budget(config, vocabulary).training_flops_per_token == expected
+    assert models.budget(config, vocabulary).flops == expected
 
 
 def test_an_option_that_a_head_refuses_is_refused():

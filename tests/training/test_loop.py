@@ -71,7 +71,8 @@ def leaves(run, step):
 
 
 def result_without_timing(run):
-    return {k: v for k, v in run.result().items() if k not in ("wall_seconds", "timing")}
+    of_the_machine = ("wall_seconds", "timing", "peak_memory")
+    return {k: v for k, v in run.result().items() if k not in of_the_machine}
 
 
 UNTIED_LATE = {"head__untie_at": 0.67}

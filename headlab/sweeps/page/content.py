@@ -12,6 +12,7 @@ import pandas as pd
 from headlab import config as configs
 from headlab import models
 from headlab.errors import UsageError
+from headlab.models.cost import zipf_counts
 from headlab.sweeps.comparison import Comparison, Row, compare
 from headlab.sweeps.directories import Paths
 from headlab.sweeps.page.extras import Spectrum, samples, spectra
@@ -95,7 +96,9 @@ def _budgets(
         assert run.result is not None
         try:
             config = configs.from_json((run.path / "config.json").read_text(encoding="utf-8"))
-            found[row.group.name] = models.budget(config, run.result["vocab_size"])
+            found[row.group.name] = models.budget(
+                config, run.result["vocab_size"], zipf_counts(run.result["vocab_size"])
+            )
         except UsageError as problem:  # a head of another version or clone
             found[row.group.name] = None
             notes.append(

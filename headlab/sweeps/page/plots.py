@@ -106,7 +106,7 @@ def _size(row: Row, content: Content) -> dict[str, Any]:
         "error": row.standard_error,
         **parts,
         "parameters": int(rows["parameters"].iloc[0]),
-        "flops": budget and budget.training_flops_per_token * float(rows["tokens_seen"].mean()),
+        "flops": budget and budget.flops * float(rows["tokens_seen"].mean()),
         # where nothing below V is promised, V itself is the bound
         "rank": budget and (budget.rank_bound if bounded else result["vocab_size"]),
         "bounded": bounded,

@@ -200,7 +200,7 @@ def _result(row: Row, content: Content) -> list[Cell]:
         _number(rows["parameters"].iloc[0]),
         _number(rows["parameters_head"].iloc[0]),
         _UNKNOWN if budget is None else _rank(budget.rank_bound),
-        _UNKNOWN if budget is None else _flops(budget.training_flops_per_token, rows),
+        _UNKNOWN if budget is None else _flops(budget.flops, rows),
         _number(rows["tokens_per_second"].mean()),
         *memory,
     ]
