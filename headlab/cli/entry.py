@@ -1,0 +1,70 @@
+"""The entry of the command line: finds the command and runs it."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+
+from headlab.cli.arguments import (
+    Command,
+    Parser,
+    add_overrides,
+    described,
+    nearest,
+    refuse_unknown_flags,
+    split_overrides,
+)
+from headlab.cli.commands import COMMANDS
+from headlab.cli.failures import guarded
+from headlab.errors import UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 misused, 128 + signal."""
+    return guarded(_run, argv)
+
+
+def _run(arguments: list[str]) -> int:
+    names = [command.name for command in COMMANDS]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
+        raise UsageError(
+            f"no command {arguments[0]!r}; did you mean {nearest(arguments[0], names)}? "
+            f"(there are {', '.join(names)})"
+        )
+    arguments, overrides = split_overrides(arguments)
+    parser, parsers = _parsers()
+    refuse_unknown_flags(arguments, parsers.get(arguments[0], parser) if arguments else parser)
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return UsageError.exit_code
+    command: Command = COMMANDS[names.index(options.command)]
+    if overrides and not command.takes_overrides:
+        raise UsageError(
+            f"headlab {command.name} takes no --config.{overrides[0][0]}: "
+            "the configuration is that of the run"
+        )
+    return command.run(options, overrides)
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    parser = Parser(
+        prog="headlab",
+        **described(
+            "Train and evaluate language models that differ in their output head.",
+            """
+            headlab train --config=configs/micro.py --workdir=runs/tied
+            headlab evaluate --workdir=runs/tied
+            headlab options
+            """,
+        ),
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        own = subparsers.add_parser(
+            command.name, help=command.help, **described(command.description, command.examples)
+        )
+        command.add_arguments(own)
+        if command.takes_overrides:
+            add_overrides(own)
+        own.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser, subparsers.choices
