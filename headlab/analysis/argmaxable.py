@@ -61,13 +61,12 @@ def argmaxable(weight: Any, bias: Any = None, *, progress: bool = False) -> Argm
       UsageError: shapes do not fit, V is below 2, or a number is not finite.
     """
     rows = Rows(*_checked(weight, bias))
-    found = np.full(
-        (len(rows.whitened), rows.whitened.shape[1]), np.nan
-    )  # a direction that puts i on top
+    if not rows.whitened.shape[1]:
+        return _all_tie(rows)
+    found = np.full(rows.whitened.shape, np.nan)  # a direction that puts each token on top
     for directions in (_normalised(rows.centred_directions()), _normalised(rows.whitened)):
         _keep_winners(rows, rows.admissible(directions), found)
     _refine(rows, found)
-    left = np.flatnonzero(np.isnan(found[:, 0]))
     witnesses, reachable = rows.witnesses(found)
     # directions whose margin is lost in rounding are no witnesses: these tokens are settled, too
     left = np.flatnonzero(~reachable)

@@ -30,6 +30,20 @@ def log_probs_float64(head: Any, h: Any, embedding: Any, *, logits: bool = False
         return np.asarray(out)
 
 
+def log_prob_function(head: Any, embedding: Any) -> tuple[Any, Any]:
+    """(function, parameters): function(parameters, h) is log_probs in float64, to be traced and differentiated.
+
+    Both are of use inside `jax.enable_x64(True)` alone, where this is called, too.
+    """
+    graphs, states = zip(*(_split(module) for module in (head, embedding)), strict=True)
+    return functools.partial(_log_probs, graphs), states
+
+
+def _log_probs(graphs, states, h):
+    head, embedding = (g and nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
+    return head._log_probs(h, embedding)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compiled(graphs, logits, states, h):
     """log_probs, or logits, of the (head, embedding) that were split into graphs and states."""
