@@ -35,7 +35,7 @@ def test_the_invariant_order_keeps_every_bit_and_what_was_trained_is_kept(tmp_pa
     assert rows["invariant", 1]["digest"] == rows["invariant", 2]["digest"]
     # Rounding alone: three steps at a rate of 1e-3 or so don't carry it further.
     assert 0 <= rows["fast", 2]["log_probs"] < 1e-4
-    assert set(found["time"]) == {"1", "2"}
+    assert set(found["time"]) == set(found["whole_time"]) == {"1", "2"}
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
     assert drift.main(command) == 0
     assert files == {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}

@@ -1,4 +1,4 @@
-"""Parameters, floating-point operations and bytes, by arithmetic alone; a multiply-add counts as two operations."""
+"""Operations and bytes of a head and of a decoder's blocks; a multiply-add counts as two operations."""
 
 from typing import Literal, NamedTuple
 
@@ -53,24 +53,3 @@ def body_flops_per_token(
     mlp = d_model * d_mlp * (3 if gated else 2)
     attention = 2 * d_model * (length + 1) / 2
     return n_layers * 2.0 * (projections + mlp + attention)
-
-
-# Dense matrix-multiply peaks in operations a second by `device_kind`, from the vendors' data sheets (bfloat16).
-_PEAKS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L4": 121e12,
-    "NVIDIA L40S": 362e12,
-}
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Peak dense bfloat16 operations a second of one device, or None where it is not known (every CPU)."""
-    return _PEAKS.get(device_kind)
