@@ -1,6 +1,7 @@
 """Figures of what the analysis measures: matplotlib Figures without pyplot's state, for `figure.savefig(path)`.
 
-Colours are those of Okabe & Ito (2008), which readers with any colour vision tell apart; markers and dashes repeat them.
+Colours are those of Okabe & Ito (2008), which readers with any colour vision tell apart; markers and dashes say the
+same again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +43,12 @@ def draw_spectra(spectra: Mapping[str, Spectrum], bounds: Mapping[str, int | Non
         label = f"{name} (sketch, estimates)" if found.sketch else name
         index = np.arange(1, len(values) + 1)
         axes.plot(index[shown], values[shown], label=label, **_line(number))
-        if bounds.get(name) is not None:
-            axes.axvline(bounds[name], color=_line(number)["color"], linewidth=0.8, alpha=0.6)
+        bound = bounds.get(name)
+        if bound is not None:
+            axes.axvline(bound, color=_line(number)["color"], linewidth=0.8, alpha=0.6)
             axes.annotate(
-                f"theorem: {bounds[name]}",
-                (bounds[name], 1),
+                f"theorem: {bound}",
+                (bound, 1),
                 xycoords=("data", "axes fraction"),
                 xytext=(2, -10 - 11 * number),
                 textcoords="offset points",

@@ -21,7 +21,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step", default="last", help="a checkpoint, last or best; default: last")
     parser.add_argument(
-        "--sketch", type=count, metavar="K", help="a random sketch of width K, for wide vocabularies"
+        "--sketch",
+        type=count,
+        metavar="K",
+        help="a random sketch of width K, for wide vocabularies",
     )
     parser.add_argument(
         "--output", metavar="DIR", help="where rank.json and spectrum.png go; default: the run"
@@ -37,7 +40,9 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     step = options.step
     if step not in ("last", "best"):
         if not step.isdecimal():
-            raise UsageError(f"--step is {step!r}; it must be last, best or the step of a checkpoint")
+            raise UsageError(
+                f"--step is {step!r}; it must be last, best or the step of a checkpoint"
+            )
         step = int(step)
     found = run_rank.rank_of_run(
         options.workdir, options.contexts, split=options.split, step=step, sketch=options.sketch
@@ -64,7 +69,9 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
             ),
             (
                 "largest gap, after singular value",
-                f"{measured.gap_after:,} (×{measured.gap_ratio:.3g})" if measured.gap_after else "none",
+                f"{measured.gap_after:,} (×{measured.gap_ratio:.3g})"
+                if measured.gap_after
+                else "none",
             ),
             ("d_model that this gap implies", str(measured.hidden_size)),
         ],
