@@ -83,5 +83,5 @@ def _of_head(head: Head, h: np.ndarray, embedding: Any, dtype: np.dtype, kind: A
 
 def _caveats(head: Head) -> tuple[str, ...]:
     if getattr(getattr(head, "spec", None), "logits_dtype", "float32") == "bfloat16":
-        return ("the head rounds its logits to bfloat16, which looks like rank",)
+        return ("the head trains with logits rounded to bfloat16; here they are not rounded",)
     return ()
