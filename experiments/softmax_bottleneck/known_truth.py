@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-#: options of the heads that need some at these sizes; low_rank as wide as its model is the question of its `rank`
+#: options of the heads that need some at these sizes; low_rank is half as wide as its model, as by default
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "mixture_of_softmaxes": {"n_experts": 2},
     "mixture_of_contexts": {"n_experts": 2},

@@ -76,8 +76,8 @@ def bottleneck_gap(
 
     The lower bound: with δ = log q − log p, row-centred, Σ‖δ_n‖² ≥ R = Σ_{i > width} σ_i² of row-centred log P (Eckart
     & Young), for row-centred log Q has rank ≤ width. KL(p ‖ q) is convex along δ with curvature Var_q ≥ ‖·‖²·min q, and
-    min q ≥ min p·exp(−√2·‖δ‖): so KL ≥ g(‖δ‖²) with g(x) = ½·min p·x·exp(−√(2x)) up to x = ½ and its tangent in √x from
-    there. g is concave, so its sum is least with all of R in one row: mean KL ≥ g(R)/contexts.
+    min q ≥ min p·exp(−√2·‖δ‖): so KL ≥ g(‖δ‖²) with g(x) = ½·min p·x·exp(−√(2x)) up to x = ½, and in proportion to √x
+    from there. g is concave, so its sum is least with all of R in one row: mean KL ≥ g(R)/contexts.
 
     Args:
       log_p: `[contexts, V]`, nats, finite, each row's logsumexp 0.
