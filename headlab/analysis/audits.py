@@ -186,24 +186,26 @@ def _computed(head: Head, embedding: Any, h: Array, variant: Variant) -> np.ndar
         *(nnx.split(module, nnx.Param, Constant) for module in (changed, embedding)), strict=True
     )
 
-    def body(params, h):
+    def body(params, constants, h):
         own, table = map(nnx.merge, graphs, params, constants)
         return own.log_probs(h.astype(variant.states), embedding=table)
 
-    mesh = sharding.make_mesh(1, variant.shards)
-    pure = {
-        name: nnx.to_pure_dict(part)
-        for name, part in zip(("head", "embedding"), params, strict=True)
-    }
-    specs = jax.tree.unflatten(
-        jax.tree.structure(params),
-        [
-            leaf
-            for name in pure
-            for leaf in jax.tree.leaves(sharding.param_specs({name: pure[name]}))
-        ],
+    mesh, everywhere = sharding.make_mesh(1, variant.shards), sharding.REPLICATED
+    specs = _specs(params)
+    mapped = sharding.on_mesh(
+        body, mesh, in_specs=(specs, everywhere, everywhere), out_specs=everywhere
     )
-    everywhere = sharding.REPLICATED
-    mapped = sharding.on_mesh(body, mesh, in_specs=(specs, everywhere), out_specs=everywhere)
-    values = jax.jit(mapped)(params, h.reshape(-1, head.d_model))
-    return np.asarray(values).astype(np.float64)
+    arrays = (
+        sharding.place(params, mesh, specs),
+        sharding.place(constants, mesh, everywhere),
+        sharding.place(h.reshape(-1, head.d_model), mesh, everywhere),
+    )
+    return np.asarray(jax.jit(mapped)(*arrays)).astype(np.float64)
+
+
+def _specs(params: tuple[Any, Any]) -> Any:
+    """Where the parameters of (head, embedding) live on a mesh: a tree like `params`."""
+    leaves = []
+    for name, part in zip(("head", "embedding"), params, strict=True):
+        leaves += jax.tree.leaves(sharding.param_specs({name: nnx.to_pure_dict(part)}))
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)

@@ -1,6 +1,7 @@
 """Singular values of matrices, streams and sketches, against NumPy's of the whole and matrices of known spectrum."""
 
 import itertools
+import tracemalloc
 
 import jax.numpy as jnp
 import numpy as np
@@ -109,3 +110,27 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place():
 def test_what_has_no_spectrum_is_refused(source, sketch, said):
     with pytest.raises(UsageError, match=said):
         spectrum(source, sketch=sketch)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "sketch", "held"),
+    [
+        # a triangle and a chunk of 1,024 rows, each twice while it is handed over
+        (30_000, 256, None, 8 * (2 * 256 * 256 + 5 * 1024 * 256)),
+        # Ω in float32, a panel of it widened, blocks of rows, and the small triangle
+        (1_000, 20_000, 64, 4 * 20_000 * 64 + 8 * (4096 * 64 + 4 * 20 * 20_000 + 6 * 1024 * 64)),
+    ],
+)
+def test_a_stream_is_never_held_whole(rows, columns, sketch, held):
+    def blocks():
+        rng = np.random.default_rng(0)
+        for _ in range(0, rows, 20):
+            yield rng.standard_normal((20, columns))
+
+    tracemalloc.start()
+    try:
+        found = spectrum(blocks, sketch=sketch)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.rows == rows and peak < held < 8 * rows * columns / 3

@@ -28,7 +28,11 @@ CASES = [(name, V, 8, {}) for name in heads.names()] + [
     ("mixture_of_softmaxes", V, 8, dict(n_experts=1)),
     ("mixture_of_contexts", V, 64, dict(d_latent=20, bias=True)),
     ("low_rank", V, 64, dict(rank=5)),
-    ("tied", 2048, 64, {}),
+    *(
+        pytest.param(name, 2048, width, {}, marks=pytest.mark.full)
+        for name in ("tied", "adaptive", "mixture_of_softmaxes", "sigsoftmax")
+        for width in (8, 64)
+    ),
 ]
 
 
