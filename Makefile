@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 help:
 	@echo "make demo        train a tied and an untied head on the embedded corpus and compare them"
-	@echo "make test        lint, format, types and tests"
+	@echo "make test        lint, format, types, imports and tests"
 	@echo "make test-full   all tests, with the whole product of cases (installs PyTorch)"
 	@echo "make test-peers  comparisons with other libraries (installs PyTorch)"
 	@echo "make format      format the code and mend what ruff can mend"
@@ -36,6 +36,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix

@@ -6,6 +6,7 @@ of a program have the mark `optimised`.
 """
 
 import os
+import runpy
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,22 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # The processes that tests start inherit it: their bits are those of this one.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--head-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file that calls headlab.heads.register(NAME, …) and sets reference_heads.REFERENCES[NAME]: the "
+        "tests of all heads run on it, too (-k NAME: on it alone)",
+    )
+
+
+def pytest_configure(config):
+    for file in config.getoption("--head-file"):
+        runpy.run_path(file)
 
 
 @pytest.fixture(autouse=True)

@@ -39,8 +39,6 @@ def _run(arguments: list[str]) -> int:
             "below the size of the vocabulary"
         )
     widths = {2, options.rank - 1, options.rank, options.rank + 2}
-    if not options.quick:
-        widths |= {(options.rank + 1) // 2, options.rank + 1}
     truth = Truth(rank=options.rank, vocab=options.vocab, seed=options.seed)
     workdir = Path(options.workdir)
     found = measure(
@@ -122,11 +120,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Fits every head to distributions of a known rank, at widths below and above it.",
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="three heads at four widths")
+    parser.add_argument("--quick", action="store_true", help="three heads in place of all")
     parser.add_argument("--rank", type=cli.count, default=6, help="of row-centred log P (6)")
     parser.add_argument("--vocab", type=cli.count, default=32, help="tokens (32)")
     parser.add_argument("--heads", metavar="NAMES", help="separated by commas; default: all")
-    parser.add_argument("--restarts", type=cli.count, default=3, help="of each fit (3)")
+    parser.add_argument("--restarts", type=cli.count, default=4, help="of each fit (4)")
     parser.add_argument("--iterations", type=cli.count, default=3000, help="of a restart (3000)")
     parser.add_argument("--seed", type=int, default=0, help="of the distributions (0)")
     parser.add_argument("--workdir", default="runs/softmax_bottleneck", metavar="DIR")

@@ -23,6 +23,7 @@ from headlab.analysis.spectrum import spectrum
 from headlab.errors import HeadlabError, UsageError
 from headlab.heads.float64 import log_prob_function
 
+_SPREADS = (1.0, 0.3)
 _NORMALISED = 1e-6  # nats that a row's logsumexp may be off 0
 
 
@@ -141,7 +142,9 @@ def fit_head(
     Args:
       log_p: `[contexts, V]`, nats, finite, each row's logsumexp 0.
       build: a seed to (head, embedding or None), with the parameters to start from.
-      restarts: from seeds seed, seed + 1, …; contexts start standard normal. iterations: of each, at most.
+      restarts: from seeds seed, seed + 1, …; contexts start normal with standard deviation 1 and 0.3 by turns: heads
+        that bend their contexts fit some distributions from one and some from the other.
+      iterations: of each restart, at most.
 
     Raises:
       UsageError: restarts or iterations is below 1, the head is of another vocabulary, or rows are not normalised.
@@ -160,6 +163,7 @@ def fit_head(
                 f"the head is of {head.vocab_size} tokens, and the distributions of {log_p.shape[1]}"
             )
         h = np.random.default_rng(number).standard_normal((len(log_p), head.d_model))
+        h *= _SPREADS[(number - seed) % len(_SPREADS)]
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
             compiled, start = _objective(log_p, head, embedding, h, compiled)
             found.append(_minimised(compiled, start, iterations))

@@ -7,7 +7,14 @@ what follows from other values and refuses what cannot be, before any work begin
 from headlab.config.describe import Description, describe
 from headlab.config.loading import load, override
 from headlab.config.options import OPERATIONAL, OPTIONS, Option
-from headlab.config.record import ABSENT, config_hash, differences, from_json, to_json
+from headlab.config.record import (
+    ABSENT,
+    config_hash,
+    differences,
+    from_json,
+    to_json,
+    values_from_json,
+)
 from headlab.config.rules import check_mesh, replace, resolve, untie_step
 from headlab.config.tree import default_config, flatten
 
@@ -30,4 +37,5 @@ __all__ = [
     "resolve",
     "to_json",
     "untie_step",
+    "values_from_json",
 ]

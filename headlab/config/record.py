@@ -39,6 +39,15 @@ def from_json(text: str) -> FrozenConfigDict:
     Raises:
       UsageError: the text is not JSON, or holds an unknown key or a value of the wrong type.
     """
+    return freeze(values_from_json(text))
+
+
+def values_from_json(text: str) -> dict[str, Any]:
+    """Every value of the configuration that `from_json` gives, by dotted key, much faster.
+
+    Raises:
+      UsageError: the text is not JSON, or holds an unknown key or a value of the wrong type.
+    """
     try:
         tree = json.loads(text)
     except ValueError as problem:
@@ -50,7 +59,7 @@ def from_json(text: str) -> FrozenConfigDict:
             f"the recorded configuration is a JSON {type(tree).__name__}, not an object; restore "
             "it from a copy"
         )
-    values = {}
+    values = {key: option.default for key, option in OPTIONS.items()}
     for key, value in flatten(tree).items():
         if key in OPTIONS:
             values[key] = checked(key, value, OPTIONS[key])
@@ -58,7 +67,7 @@ def from_json(text: str) -> FrozenConfigDict:
             values[key] = tuple(value) if isinstance(value, list) else value
         else:
             raise unknown_key(key, OPTIONS, "in the recorded configuration is not an option")
-    return freeze(values)
+    return values
 
 
 def config_hash(config: ConfigDict) -> str:

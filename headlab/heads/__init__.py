@@ -20,23 +20,44 @@ _REGISTRY = {
     "mixtape": "headlab.heads.mixtape:Mixtape",
 }
 
+_REGISTERED: dict[str, type[Head]] = {}  # by `register`
+
 # What the model gives to every head; all else in a constructor is an option of the config's `head` section.
 _GIVEN = ("self", "vocab_size", "d_model", "rngs", "vocab_multiple", "init_scale", "token_counts")
 
 
 def names() -> tuple[str, ...]:
     """All registered names."""
-    return tuple(_REGISTRY)
+    return (*_REGISTRY, *_REGISTERED)
 
 
 def get(name: str) -> type[Head]:
     """The class registered under `name`; UsageError with the nearest name where there is none."""
+    if name in _REGISTERED:
+        return _REGISTERED[name]
     if name not in _REGISTRY:
-        near = difflib.get_close_matches(name, _REGISTRY, n=1)
+        near = difflib.get_close_matches(name, names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"There is no head {name!r}.{hint} Heads: {', '.join(_REGISTRY)}.")
+        raise UsageError(f"There is no head {name!r}.{hint} Heads: {', '.join(names())}.")
     module, _, attribute = _REGISTRY[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def register(name: str, cls: type[Head]) -> None:
+    """Lets `cls` be built, configured and trained under `name` in this process, such as from a notebook or config file.
+
+    A head that is to stay in headlab is one line in `_REGISTRY` instead.
+
+    Raises:
+      UsageError: the name is a built-in head's, or cannot stand in a config; or `cls` is no subclass of `Head`.
+    """
+    if not (inspect.isclass(cls) and issubclass(cls, Head)):
+        raise UsageError(f"{cls!r} is not a subclass of headlab.heads.Head.")
+    if name in _REGISTRY:
+        raise UsageError(f"There is a head {name!r} in headlab; give the new one another name.")
+    if not name.isidentifier():
+        raise UsageError(f"A head cannot be called {name!r}; take letters, digits and underscores.")
+    _REGISTERED[name] = cls  # again, when a notebook's cell is run again
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
@@ -69,4 +90,4 @@ def build(name: str, *, sum_blocks: int | None = None, **arguments: Any) -> Head
     return head
 
 
-__all__ = ["Head", "Loss", "Segment", "build", "get", "names", "options"]
+__all__ = ["Head", "Loss", "Segment", "build", "get", "names", "options", "register"]

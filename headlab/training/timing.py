@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from headlab import costs
+from headlab import costs, models
 from headlab.training.step import Phase
 
 
@@ -15,17 +15,8 @@ class Speed:
     """Tokens a second since the last log, without evaluations, and the share of the device's peak where it is known."""
 
     def __init__(self, config, phase: Phase, mesh):
-        model, length = config.model, config.data.seq_len
-        self._tokens_per_step = config.train.batch_size * length
-        body = costs.body_flops_per_token(
-            d_model=model.d_model,
-            n_layers=model.n_layers,
-            n_heads=model.n_heads,
-            n_kv_heads=model.n_kv_heads,
-            d_mlp=model.d_mlp,
-            gated=model.activation == "swiglu",
-            length=length,
-        )
+        self._tokens_per_step = config.train.batch_size * config.data.seq_len
+        body = models.body_flops_per_token(config)
         head = phase.head_cost.flops_per_token
         peak = costs.peak_flops(jax.devices()[0].device_kind)
         self._peak_tokens = None if peak is None else peak * mesh.size / (3 * body + head)

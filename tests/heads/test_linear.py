@@ -9,6 +9,7 @@ from jax.scipy.special import logsumexp
 
 from headlab import heads
 from headlab.embeddings import Table
+from headlab.errors import UsageError
 
 VOCAB, WIDTH = 11, 6
 OPTIONS = dict(bias=True, softcap=3.0, logit_scale=1.3)
@@ -210,3 +211,18 @@ def test_the_cost_of_a_linear_head_is_that_of_its_matrix():
         ("untied", True): VOCAB * (WIDTH + 1),
     }
     assert {cost.flops_per_token for cost in counts.values()} == {6 * VOCAB * WIDTH}
+
+
+def test_a_registered_head_is_built_by_its_name_and_a_taken_name_is_refused(monkeypatch):
+    monkeypatch.setattr(heads, "_REGISTERED", {})
+    heads.register("mine", type("Mine", (heads.get("untied"),), {}))
+    made = heads.build("mine", vocab_size=5, d_model=4, rngs=nnx.Rngs(0), bias=True)
+    assert type(made).__name__ == "Mine" and made.bias.shape == (5,)
+    assert "mine" in heads.names() and "softcap" in heads.options("mine")
+    for name, cls, said in [
+        ("tied", heads.get("untied"), "There is a head 'tied'"),
+        ("a-b", heads.get("untied"), "cannot be called 'a-b'"),
+        ("other", dict, "not a subclass"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            heads.register(name, cls)
