@@ -3,7 +3,6 @@
 Arithmetic is in float64 on the host. Nothing here trains: `headlab.training` is never imported.
 """
 
-from headlab.analysis.argmaxable import Argmaxable, argmaxable
 from headlab.analysis.audits import (
     Audit,
     SelfRepetition,
@@ -24,12 +23,13 @@ from headlab.analysis.geometry import (
     table_similarity,
 )
 from headlab.analysis.hull_programs import Certificate
-from headlab.analysis.log_prob_matrix import log_prob_matrix
+from headlab.analysis.matrices import log_prob_matrix
 from headlab.analysis.ranks import Rank, rank
+from headlab.analysis.reachability import Argmaxable, argmaxable
 from headlab.analysis.run_rank import RunRank, rank_of_run
-from headlab.analysis.spectrum import Spectrum, spectrum
+from headlab.analysis.spectra import Spectrum, spectrum
 from headlab.analysis.states import HeldOut, held_out_states
-from headlab.analysis.theory import BoundCheck, Theory, check_bound, theory
+from headlab.analysis.theorems import BoundCheck, Theory, check_bound, theory
 
 __all__ = [
     "Argmaxable",

@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 
 from headlab import heads
 from headlab.analysis.ranks import rank
-from headlab.analysis.spectrum import spectrum
+from headlab.analysis.spectra import spectrum
 from headlab.errors import HeadlabError, UsageError
 from headlab.heads.float64 import log_prob_function
 

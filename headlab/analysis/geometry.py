@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from headlab.analysis.blocks import Seen, float64_blocks
-from headlab.analysis.log_prob_matrix import log_prob_matrix
-from headlab.analysis.spectrum import Spectrum, spectrum
+from headlab.analysis.matrices import log_prob_matrix
+from headlab.analysis.spectra import Spectrum, spectrum
 from headlab.checkpoint_files import saved_checkpoints
 from headlab.errors import UsageError
 from headlab.heads import Head

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from headlab.analysis.spectrum import Spectrum
+from headlab.analysis.spectra import Spectrum
 
 COLOURS = (
     "#0072b2",

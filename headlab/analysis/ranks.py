@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from headlab.analysis.blocks import Kind
-from headlab.analysis.spectrum import Spectrum, spectrum
+from headlab.analysis.spectra import Spectrum, spectrum
 from headlab.errors import UsageError
 
 SHARES = (0.9, 0.99, 0.999)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headlab.analysis.blocks import RowBlocks, rows_at_once
-from headlab.analysis.log_prob_matrix import log_prob_matrix
+from headlab.analysis.matrices import log_prob_matrix
 from headlab.analysis.plots import draw_spectra
 from headlab.analysis.ranks import Rank, rank
-from headlab.analysis.spectrum import Spectrum, spectrum
+from headlab.analysis.spectra import Spectrum, spectrum
 from headlab.analysis.states import held_out_states
-from headlab.analysis.theory import Theory, theory
+from headlab.analysis.theorems import Theory, theory
 from headlab.data.progress import track
 from headlab.errors import UsageError
 from headlab.runs import environment

@@ -3,7 +3,7 @@
 import numpy as np
 
 from headlab.analysis import plots
-from headlab.analysis.spectrum import Spectrum
+from headlab.analysis.spectra import Spectrum
 
 
 def test_spectra_are_normalised_on_a_log_axis_with_their_theorems():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headlab.analysis.ranks import rank
-from headlab.analysis.spectrum import Spectrum, spectrum
+from headlab.analysis.spectra import Spectrum, spectrum
 from headlab.errors import UsageError
 
 

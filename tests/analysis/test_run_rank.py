@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headlab import cli
-from headlab.analysis.log_prob_matrix import log_prob_matrix
+from headlab.analysis.matrices import log_prob_matrix
 from headlab.analysis.states import held_out_states
 from headlab.errors import UsageError
 from headlab.runs import RunDirectory, dataset_of

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.spatial import ConvexHull
 
-from headlab.analysis.argmaxable import argmaxable
+from headlab.analysis.reachability import argmaxable
 from headlab.errors import UsageError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from headlab import sharding
-from headlab.analysis.log_prob_matrix import log_prob_matrix
+from headlab.analysis.matrices import log_prob_matrix
 from headlab.analysis.ranks import Rank, rank
 from headlab.embeddings import Constant
 from headlab.errors import UsageError

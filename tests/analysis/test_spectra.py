@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headlab.analysis.blocks import RowBlocks
-from headlab.analysis.spectrum import spectrum
+from headlab.analysis.spectra import spectrum
 from headlab.errors import UsageError
 
 # Both are backward stable: each σ is that of a matrix within a modest multiple of eps·σ₁.

@@ -5,9 +5,9 @@ import pytest
 from flax import nnx
 
 from headlab import heads
-from headlab.analysis.log_prob_matrix import log_prob_matrix
+from headlab.analysis.matrices import log_prob_matrix
 from headlab.analysis.ranks import rank
-from headlab.analysis.theory import check_bound, theory
+from headlab.analysis.theorems import check_bound, theory
 from headlab.errors import UsageError
 
 V = 257
@@ -94,7 +94,7 @@ def test_rows_are_those_of_the_head_whatever_the_blocks(monkeypatch):
     head, embedding = _build("tied", vocab=11, width=6)
     h = np.random.default_rng(0).standard_normal((2, 5, 6))
     wanted = head.log_probs(h, embedding=embedding, dtype=np.float64).reshape(10, 11)
-    monkeypatch.setattr("headlab.analysis.log_prob_matrix.rows_at_once", lambda columns: 4)
+    monkeypatch.setattr("headlab.analysis.matrices.rows_at_once", lambda columns: 4)
     matrix = log_prob_matrix(head, h, embedding=embedding)
     blocks = list(matrix)
     assert [len(block) for block in blocks] == [4, 4, 2]
