@@ -18,7 +18,7 @@ from headlab.checkpoint_files import (
     read_checkpoint,
     saved_checkpoints,
 )
-from headlab.data import Tokenizer
+from headlab.data import Dataset, Tokenizer, open_dataset
 from headlab.errors import UsageError
 from headlab.run_files import RunDirectory, RunLocked, phase_at, phases_of
 
@@ -26,6 +26,7 @@ __all__ = [
     "Restored",
     "RunDirectory",
     "RunLocked",
+    "dataset_of",
     "environment",
     "phase_at",
     "phases_of",
@@ -84,6 +85,20 @@ def restore_model(
     if constants:
         constants, _ = read_checkpoint(path, constants, under="constants")
     return Restored(models.merge(graph, params, constants), head, tokenizer, config, wanted)
+
+
+def dataset_of(run: RunDirectory, restored: Restored) -> Dataset:
+    """The corpus that a run was trained on, with its tokens.
+
+    Raises UsageError where the corpus, or its tokenizer, has changed since; and the errors of `data.open_dataset`.
+    """
+    dataset = open_dataset(restored.config.data)
+    if dataset.tokenizer.fingerprint != restored.tokenizer.fingerprint:
+        raise UsageError(
+            f"the tokenizer of {restored.config.data.corpus} is not the one that {run.path} was trained with: the "
+            "corpus or the tokenizer file has changed since. Go on with the original one."
+        )
+    return dataset
 
 
 def environment() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings.cutoffs import check_counts
 from headlab.heads.adaptive_rows import AdaptiveRows
 from headlab.heads.base import Loss, Segment, numbered
-from headlab.heads.linear import Normaliser, own_logits
+from headlab.heads.linear import Normaliser, linear_reason, own_logits
 from headlab.ops import (
     Statistics,
     Sums,
@@ -200,6 +200,16 @@ class Adaptive(AdaptiveRows):
         pairs = zip(self.sizes[1:], self.widths[1:], strict=True)
         apart = self.sizes[0] + sum(min(size, width + 1) for size, width in pairs)
         return min(self.vocab_size, together, apart)
+
+    def rank_reason(self) -> str:
+        if self.spec.logit_map.softcap is not None:
+            return linear_reason(self.spec, f"d_model = {self.d_model}", biased=self.biased)
+        tails = sum(size > 1 for size in self.sizes[1:])
+        return (
+            f"the lesser of two bounds: one linear part of d_model = {self.d_model} with its normaliser, one more for "
+            f"each of {tails} tails of at least 2 tokens{' and one for the bias' if self.biased else ''}; or every "
+            "column of the shortlist and, of each tail, the fewer of its tokens and its width + 1 (Grave et al. 2016)"
+        )
 
     def cost(self, mode: Mode, token_counts: np.ndarray | None = None) -> HeadCost:
         """The head for every token, and each tail for the share of tokens that are in it.

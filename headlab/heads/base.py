@@ -4,6 +4,7 @@ A head turns hidden states h [..., d_model] into log-probabilities over `vocab_s
 parameters and never the input embedding, which the model passes in.
 """
 
+import inspect
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, Table
+from headlab.heads.float64 import log_probs_float64
 from headlab.ops import best_of_shards, empty_top_k, merge_top_k, vary_like
 from headlab.ops.shards import first_row, is_sharded, shard_count, sum_shards
 
@@ -82,6 +84,19 @@ class Head(nnx.Module):
     ) -> dict[str, Any]:
         """`options` with every "auto" replaced by what it means here, as a run's config.json records it."""
         return options
+
+    def output_matrix(
+        self, embedding: Any = None
+    ) -> tuple[Float[Array, "V width"], Float[Array, "V"] | None] | None:
+        """(rows, biases or None) of all real tokens, by id, where logits are a map of context · rowᵀ + bias.
+
+        None where no one matrix stands before the softmax. Rows must not be sharded.
+        """
+        return None
+
+    def rank_reason(self) -> str:
+        """Why `rank_bound` is what it is, with the source; here, what `rank_bound` says of itself."""
+        return " ".join((inspect.getdoc(type(self).rank_bound) or "").split())
 
     # --- what a head must write --------------------------------------------------------------------------------
 
@@ -213,7 +228,7 @@ class Head(nnx.Module):
         for under `jit` without x64 a cast would silently give float32.
         """
         if np.dtype(dtype) == np.float64:
-            return self._log_probs_float64(h, embedding)
+            return log_probs_float64(self, h, embedding)
         return self._log_probs(h, embedding).astype(dtype)
 
     def _log_probs(self, h, embedding):
@@ -231,28 +246,6 @@ class Head(nnx.Module):
         # Padding has an id that is no token's. A token is on one shard, and 0 on the others.
         by_id = sum_shards(by_id.at[:, ids].set(values, mode="drop"), *sharded)
         return by_id.reshape(*h.shape[:-1], self.vocab_size)
-
-    def _log_probs_float64(self, h, embedding):
-        leaves = jax.tree.leaves((h, self, embedding))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise TypeError(
-                "log_probs(dtype=float64) was called on traced values; call it outside jax.jit, grad and vmap"
-            )
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            graphs, states = zip(*(_split_float64(m) for m in (self, embedding)), strict=True)
-            wide = jnp.asarray(np.asarray(h, dtype=np.float64))
-
-            @jax.jit
-            def compute(states, h):
-                head, embedding = (
-                    g and nnx.merge(g, s) for g, s in zip(graphs, states, strict=True)
-                )
-                return head._log_probs(h, embedding)
-
-            out = compute(states, wide)
-            if out.dtype != jnp.float64:
-                raise TypeError(f"log_probs(dtype=float64) came out as {out.dtype}")
-            return np.asarray(out)
 
     def top_k(
         self, h: Float[Array, "*batch d_model"], k: int, *, embedding: Any = None
@@ -389,16 +382,3 @@ def numbered(
     ids = number if ids_of is None else ids_of(jnp.minimum(number, real - 1))
     mine = number < real
     return jnp.where(mine, log_probs, -jnp.inf), jnp.where(mine, ids, NO_TOKEN)
-
-
-def _split_float64(module):
-    """(graph, state) of a module with every floating parameter widened to float64; (None, None) of None."""
-    if module is None:
-        return None, None
-    graph, state = nnx.split(module)
-
-    def widen(leaf):
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jnp.asarray(np.asarray(leaf), jnp.float64 if floating else leaf.dtype)
-
-    return graph, jax.tree.map(widen, state)

@@ -50,6 +50,20 @@ def own_logits(spec: Any, h: Any, rows: Any, numbers: jax.Array) -> jax.Array:
     return sum_shards(jnp.where(mine, jax.vmap(one)(h, taken), 0), *jax.tree.leaves(rows))
 
 
+def linear_reason(spec: LinearSpec, width: str, *, biased: bool) -> str:
+    """Why the rank of a softmax over contexts of this width is bounded, or with its map of logits isn't."""
+    if spec.logit_map.softcap is not None:
+        return (
+            "a soft cap bends every logit by itself, so that logits leave the span of the contexts"
+        )
+    if spec.logit_map.sigsoftmax:
+        return "sigsoftmax adds log σ(z) to every logit z, which leaves the span of the contexts (Kanai et al. 2018)"
+    return (
+        f"logits are linear in a context of {width}, the normaliser adds one dimension"
+        f"{' and the bias another' if biased else ''} (Yang et al. 2018)"
+    )
+
+
 class LinearHead(Head):
     """What tied and untied heads share; a subclass says where the weight comes from."""
 
@@ -165,6 +179,13 @@ class LinearHead(Head):
         if self.spec.logit_map.softcap is not None:
             return None
         return min(self.vocab_size, self.d_model + 1 + (self.bias is not None))
+
+    def rank_reason(self) -> str:
+        return linear_reason(self.spec, f"d_model = {self.d_model}", biased=self.bias is not None)
+
+    def output_matrix(self, embedding=None):
+        weight, bias = self._arrays(embedding)
+        return weight[: self.vocab_size], None if bias is None else bias[: self.vocab_size]
 
     def _own_matrix(self) -> int:
         raise NotImplementedError

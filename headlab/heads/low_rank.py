@@ -7,7 +7,7 @@ from flax import nnx
 
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import Embedding, Factorised, init_rows
-from headlab.heads.linear import LinearHead
+from headlab.heads.linear import LinearHead, linear_reason
 from headlab.ops import linear
 from headlab.ops.shards import UNMARKED, all_rows_shape
 
@@ -108,6 +108,9 @@ class LowRank(LinearHead):
         if self.spec.logit_map.softcap is not None:
             return None
         return min(self.vocab_size, self.rank + 1 + (self.bias is not None))
+
+    def rank_reason(self) -> str:
+        return linear_reason(self.spec, f"rank = {self.rank}", biased=self.bias is not None)
 
     def _own_matrix(self) -> int:
         return 0 if self.weight is None else self.vocab_size * self.rank

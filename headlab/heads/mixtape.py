@@ -21,7 +21,7 @@ from headlab.embeddings import Embedding, init_rows, padded_size
 from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
 from headlab.embeddings.adaptive import TokenOrder, checked_bands
 from headlab.heads.base import Loss, Segment, numbered
-from headlab.heads.linear import LinearHead
+from headlab.heads.linear import LinearHead, linear_reason
 from headlab.heads.output_matrix import Projection, latent_width, matrix_cost
 from headlab.ops import LinearSpec, Statistics, block_logits, linear_statistics
 from headlab.ops.mixtape import (
@@ -307,6 +307,20 @@ class Mixtape(LinearHead):
         if self.spec.logit_map.softcap is not None or self.rest is None:
             return None
         return min(self.vocab_size, self.d_latent + 1 + self.sizes[0] + self.biased)
+
+    def rank_reason(self) -> str:
+        if self.rest is None and self.spec.logit_map.softcap is None:
+            return "every token mixes its logits with gates of its own, which aren't linear (Yang et al. 2019)"
+        shared = linear_reason(self.spec, f"d_latent = {self.d_latent}", biased=self.biased)
+        if self.spec.logit_map.softcap is not None or not self.sizes[0]:
+            return shared
+        return (
+            f"{shared}; each of the {self.sizes[0]} frequent tokens, with gates of its own, adds a column "
+            "(Yang et al. 2019)"
+        )
+
+    def output_matrix(self, embedding=None):
+        return None  # a context of its own for each frequent token
 
     def cost(self, mode: Mode, token_counts=None) -> HeadCost:
         """All logits for every token: K products and K − 1 gates of frequent tokens, one product of the rest."""

@@ -177,6 +177,11 @@ class MixtureOfSoftmaxes(Mixture):
         """None, or with one expert d_latent + 1, and 1 more with a bias; a soft cap or sigsoftmax promises nothing."""
         return super().rank_bound() if self.n_experts == 1 else None
 
+    def rank_reason(self) -> str:
+        if self.n_experts == 1:
+            return super().rank_reason()
+        return f"the logarithm of a sum of {self.n_experts} softmaxes isn't linear in any context (Yang et al. 2018)"
+
     def cost(self, mode: Mode, token_counts=None) -> HeadCost:
         """K softmaxes, the experts' projections and the prior; all three modes compute all of it for every token."""
         return self._mixture_cost(mode, self.n_experts)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings import init_rows
-from headlab.heads.linear import LinearHead, tied_weight
+from headlab.heads.linear import LinearHead, linear_reason, tied_weight
 from headlab.ops import linear
 
 
@@ -123,6 +123,9 @@ class OutputMatrix(LinearHead):
         if self.spec.logit_map.softcap is not None or self.sigsoftmax:
             return None
         return min(self.vocab_size, self.d_latent + 1 + (self.bias is not None))
+
+    def rank_reason(self) -> str:
+        return linear_reason(self.spec, f"d_latent = {self.d_latent}", biased=self.bias is not None)
 
     def _own_matrix(self) -> int:
         return 0 if self.weight is None else self.vocab_size * self.d_latent

@@ -5,7 +5,7 @@ from typing import Any
 from headlab import data, models, sharding
 from headlab.errors import UsageError
 from headlab.ops.shards import VOCAB
-from headlab.runs import RunDirectory, restore_model
+from headlab.runs import RunDirectory, dataset_of, restore_model
 from headlab.training.evaluation import Evaluator
 
 
@@ -29,12 +29,7 @@ def evaluate_run(
             f"the evaluation batch is {size}; it must be a positive multiple of mesh.data={devices}."
         )
     restored = restore_model(run, shards=mesh.shape[VOCAB])
-    dataset = data.open_dataset(config.data)
-    if dataset.tokenizer.fingerprint != restored.tokenizer.fingerprint:
-        raise UsageError(
-            f"the tokenizer of {config.data.corpus} is not the one that {workdir} was trained with: the corpus or the "
-            "tokenizer file has changed since. Evaluate with the original one."
-        )
+    dataset = dataset_of(run, restored)
     graph, params, constants = models.split(restored.model)
     specs = sharding.param_specs(params, mesh, fsdp=config.mesh.fsdp)
     params = sharding.place(params, mesh, specs)

@@ -1,7 +1,7 @@
 """The commands, in the order in which the help lists them. A new one is one file and one line here."""
 
 from headlab.cli.arguments import Command
-from headlab.cli.commands import compare, cost, evaluate, options, report, sweep, train
+from headlab.cli.commands import compare, cost, evaluate, options, rank, report, sweep, train
 
 COMMANDS: tuple[Command, ...] = (
     train.COMMAND,
@@ -9,6 +9,7 @@ COMMANDS: tuple[Command, ...] = (
     evaluate.COMMAND,
     compare.COMMAND,
     report.COMMAND,
+    rank.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )

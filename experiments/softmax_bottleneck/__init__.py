@@ -1,0 +1,1 @@
+"""What the softmax bottleneck costs, in nats."""

@@ -1,0 +1,68 @@
+"""Hidden states of a trained model at held-out positions: the contexts that a run's head is measured on."""
+
+import functools
+import os
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Float, Int
+
+from headlab.data import SPLITS, EvalBatches
+from headlab.errors import UsageError
+from headlab.runs import Restored, RunDirectory, dataset_of, restore_model
+
+_BATCH = 16
+
+
+class HeldOut(NamedTuple):
+    """A run's model, and what it made of the first positions of a split."""
+
+    restored: Restored
+    h: Float[np.ndarray, "positions d_model"]  # final hidden states, in the compute dtype
+    inputs: Int[np.ndarray, "positions"]  # the token at each position
+    targets: Int[np.ndarray, "positions"]  # the token after it
+
+
+def held_out_states(
+    run: RunDirectory | str | os.PathLike[str],
+    contexts: int,
+    *,
+    split: str = "validation",
+    step: int | Literal["last", "best"] = "last",
+) -> HeldOut:
+    """The final hidden states at the first `contexts` targets of a split, in the order of the evaluation.
+
+    Windows are those of the evaluation: data.seq_len targets each, none overlapping another.
+
+    Raises:
+      UsageError: contexts is below 1 or above the split's targets; there is no such split, run or checkpoint; or the
+        corpus has changed since the run.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
+    if contexts < 1:
+        raise UsageError(f"contexts is {contexts}; it must be at least 1")
+    run = run if isinstance(run, RunDirectory) else RunDirectory(run)
+    restored = restore_model(run, step)
+    store = dataset_of(run, restored).store
+    available = store.n_tokens(split) - 1
+    if contexts > available:
+        raise UsageError(
+            f"contexts is {contexts}; the {split} split of {run.path} has {available} targets"
+        )
+    graph, state = nnx.split(restored.model)
+    parts = []
+    for batch in EvalBatches(store.tokens(split), restored.config.data.seq_len, _BATCH):
+        h = np.asarray(_states(graph, state, batch.inputs))
+        parts.append((h[batch.where], batch.inputs[batch.where], batch.targets[batch.where]))
+        if sum(len(part[0]) for part in parts) >= contexts:
+            break
+    whole = (np.concatenate(part)[:contexts] for part in zip(*parts, strict=True))
+    return HeldOut(restored, *whole)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _states(graph, state, inputs):
+    return nnx.merge(graph, state)(inputs)
