@@ -34,6 +34,7 @@ def write_run(
     path.mkdir(parents=True)
     tree = json.loads(_config(head, tuple(sorted((values or {}).items()))))
     tree["seed"], tree["train"]["steps"], tree["log"]["every"] = seed, steps, log_every
+    tree["optimizer"]["warmup_steps"] = steps // 20
     (path / "config.json").write_text(json.dumps(tree))
     (path / "metrics.jsonl").write_text(_metrics(loss, seed, reached or steps, log_every))
     if finished:

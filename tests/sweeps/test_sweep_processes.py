@@ -51,7 +51,7 @@ def test_sigkill_of_the_sweep_at_five_moments_ends_with_the_same_table(
     sweep_file, small_corpus, tmp_path
 ):
     path = sweep_file(SEEDS, train__steps=400, checkpoint__every=20, eval__every=200)
-    plan = sweeps.load(path, [("data.corpus", small_corpus)])
+    plan = sweeps.plan(path, [("data.corpus", small_corpus)])
     whole, workdir = tmp_path / "whole", tmp_path / "sweep"
     first, second = (RunDirectory(workdir / point.name) for point in plan.points)
 
@@ -89,7 +89,7 @@ def test_sigint_stops_the_points_which_save_and_the_exit_code_says_so(
     sweep_file, small_corpus, tmp_path
 ):
     path = sweep_file(SEEDS, train__steps=100_000, checkpoint__every=50_000, eval__every=50_000)
-    plan = sweeps.load(path, [("data.corpus", small_corpus)])
+    plan = sweeps.plan(path, [("data.corpus", small_corpus)])
     workdir = tmp_path / "sweep"
     run = RunDirectory(workdir / plan.points[0].name)
     sweep = subprocess.Popen(
