@@ -103,7 +103,7 @@ def _print(found: dict[str, Any]) -> None:
         box=box.SIMPLE_HEAD,
         caption=f"the best of {found['restarts']} restarts; in brackets how far the second best is behind",
     )
-    table.add_column("head")
+    table.add_column("head", overflow="fold")
     for width in widths:
         table.add_column(f"d = {width}", justify="right")
     for head in dict.fromkeys(fit["head"] for fit in found["fits"]):

@@ -23,8 +23,9 @@ COLOURS = (
     "#56b4e9",
     "#000000",
     "#999999",
+    "#8c510a",  # a ninth, dark brown, of ColorBrewer's BrBG
 )
-_MARKERS = "osD^vP*X"
+_MARKERS = "osD^vP*Xp"
 _DASHES = ("-", "--", "-.", ":")
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
