@@ -137,6 +137,6 @@ def _joined(seen: _Seen, first, total: int, leaves, spec: Spec) -> _Seen:
     """What is known of the rows of all shards, equal on all."""
     running = join_shards(seen.running, real_rows(first, total, spec), *leaves)
     own = (_shifted(seen.weighted, seen.running, running.max), seen.before)
-    return _Seen(
-        running, *sum_shards(own, *leaves), *best_of_shards(seen.values, seen.ids, *leaves)
-    )
+    weighted, before = sum_shards(own, *leaves)
+    values, ids = best_of_shards(seen.values, seen.ids, *leaves)
+    return _Seen(running, weighted, before, values, ids)

@@ -2,6 +2,8 @@
 
 from headlab.scoring.choices import Candidate, choose, choose_text
 from headlab.scoring.decoding import generate, tokens_after
+from headlab.scoring.llama import Llama, load_llama, save_llama
+from headlab.scoring.pretrained import PretrainedHead, load_head
 from headlab.scoring.rules import (
     Rules,
     greedy,
@@ -12,14 +14,16 @@ from headlab.scoring.rules import (
     with_top_k,
     with_top_p,
 )
-from headlab.scoring.score import TokenScore, score
+from headlab.scoring.score import TokenScore, score, total_log_prob
 from headlab.scoring.text import Continuation, Piece, generate_text, stream_text
 from headlab.scoring.windows import default_stride
 
 __all__ = [
     "Candidate",
     "Continuation",
+    "Llama",
     "Piece",
+    "PretrainedHead",
     "Rules",
     "TokenScore",
     "choose",
@@ -28,10 +32,14 @@ __all__ = [
     "generate",
     "generate_text",
     "greedy",
+    "load_head",
+    "load_llama",
     "sample",
+    "save_llama",
     "score",
     "stream_text",
     "tokens_after",
+    "total_log_prob",
     "with_min_p",
     "with_repetition_penalty",
     "with_temperature",

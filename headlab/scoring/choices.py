@@ -13,15 +13,13 @@ import numpy as np
 
 from headlab.data import Tokenizer
 from headlab.errors import UsageError
-from headlab.scoring.score import checked_ids, score_sequences
+from headlab.scoring.score import checked_ids, score_sequences, total_log_prob
 
 
 class Candidate(NamedTuple):
     """What the model says of one candidate."""
 
-    log_prob: (
-        float  # Σ log p(token | prompt and the candidate's tokens before), nats, summed in float64
-    )
+    log_prob: float  # Σ log p(token | prompt and the candidate's tokens before), nats
     log_prob_per_byte: (
         float | None
     )  # by UTF-8 bytes of the candidate's text; None where its text is not known
@@ -128,7 +126,7 @@ def _scored(model, pairs, byte_counts, batch_size) -> list[Candidate]:
         first.append(len(prompt))
     found = []
     for i, scores in enumerate(score_sequences(model, sequences, first, batch_size=batch_size)):
-        total = float(np.sum([token.log_prob for token in scores], dtype=np.float64))
+        total = total_log_prob(scores)
         greedy = all(token.rank == 1 for token in scores)
         by_byte = None if byte_counts is None else total / byte_counts[i]
         found.append(Candidate(total, by_byte, greedy, len(scores)))

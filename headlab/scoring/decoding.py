@@ -92,7 +92,7 @@ def _steps(model, rows, rules, max_new_tokens, longest, seed) -> Iterator[np.nda
     for line, row in zip(tokens, rows, strict=True):
         line[: len(row)] = row
     slots = bucket(size + max_new_tokens, longest)
-    traced = Rules(*(None if rule is None else np.float32(rule) for rule in rules))
+    traced = jax.tree.map(np.float32, rules)
     graph, state = nnx.split(model)
     seed = np.uint32(seed)
     token, cache, seen = _begin(graph, state, tokens, lengths, traced, seed, slots)

@@ -1,6 +1,7 @@
 """Log-probabilities of given text, with what else the distribution says at each token."""
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,6 +85,11 @@ def score(
         [*(TokenScore(int(id_)) for id_ in text[:unscored]), *scored]
         for text, scored in zip(texts, found, strict=True)
     ]
+
+
+def total_log_prob(scores: Sequence[TokenScore]) -> float:
+    """Σ log p of the tokens that have one, in nats, summed exactly and rounded once to float64."""
+    return math.fsum(token.log_prob for token in scores if token.log_prob is not None)
 
 
 def score_sequences(

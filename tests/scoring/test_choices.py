@@ -1,6 +1,6 @@
 """Choosing among candidates follows lm-evaluation-harness's rules, token by token."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -12,15 +12,19 @@ PROMPT = [6, 1, 2]
 CANDIDATES = [[3], [4, 5, 6], [0, 0]]
 
 
+def distributions(model, ids):
+    """[len, V] log-probabilities of the token after each position, in float64."""
+    padded = np.zeros((1, model.max_length), np.int32)
+    padded[0, : len(ids)] = ids
+    h = jax.jit(lambda model, ids: model(ids))(model, padded)
+    return model.head.log_probs(h, embedding=model.embedding, dtype=np.float64)[0][: len(ids)]
+
+
 def sums(model, prompt, candidate):
-    """(Σ log p, whether greedy) by the whole distribution in float64, a token at a time."""
-    total, greedy, ids = 0.0, True, list(prompt)
-    for token in candidate:
-        h = model(jnp.array([ids], jnp.int32))[:, -1]
-        log_probs = model.head.log_probs(h, embedding=model.embedding, dtype=np.float64)[0]
-        total, greedy = total + log_probs[token], greedy and log_probs.argmax() == token
-        ids.append(token)
-    return total, greedy
+    """(Σ log p, whether greedy) by the whole distributions."""
+    rows = distributions(model, [*prompt, *candidate])[len(prompt) - 1 : -1]
+    picked = rows[np.arange(len(candidate)), candidate]
+    return picked.sum(), bool((rows.argmax(axis=1) == candidate).all())
 
 
 @pytest.mark.parametrize("head", ["tied", "adaptive", "mixture_of_softmaxes"])
@@ -28,8 +32,7 @@ def test_candidates_are_summed_after_the_prompt(head, make_model):
     _, model = make_model(head)
     best = list(PROMPT)
     for _ in range(3):
-        h = model(jnp.array([best], jnp.int32))[:, -1]
-        best.append(int(model.head.log_probs(h, embedding=model.embedding).argmax()))
+        best.append(int(distributions(model, best)[-1].argmax()))
     candidates = [*CANDIDATES, best[3:]]
     found = choose(model, PROMPT, candidates, byte_counts=[1, 3, 2, 7])
     for candidate, one, size in zip(candidates, found, (1, 3, 2, 7), strict=True):

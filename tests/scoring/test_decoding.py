@@ -64,18 +64,19 @@ def test_states_with_a_cache_are_those_of_the_whole_sequence(position, norm):
     config.data.seq_len = 20
     model = models.build(resolve(config), VOCABULARY)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (3, 14)).astype(np.int32)
-    wanted = np.asarray(model(tokens))
+    wanted = np.asarray(jax.jit(lambda ids: model(ids))(tokens))
+    cached = jax.jit(lambda *arrays: model.cached(*arrays))
     starts = np.array([4, 9, 1])
     cache = model.empty_cache(3, 20)
     spoilt = tokens.copy()  # padding of a prompt: other tokens, whose slots are written again
     for row, start in enumerate(starts):
         spoilt[row, start:] = 0
-    first, cache = model.cached(spoilt[:, :10], cache, np.tile(np.arange(10), (3, 1)))
+    first, cache = cached(spoilt[:, :10], cache, np.tile(np.arange(10), (3, 1)))
     for row, start in enumerate(starts):
         np.testing.assert_allclose(first[row, :start], wanted[row, :start], atol=1e-5)
     for step in range(5):
         places = (starts + step)[:, None]
-        h, cache = model.cached(np.take_along_axis(tokens, places, 1), cache, places)
+        h, cache = cached(np.take_along_axis(tokens, places, 1), cache, places)
         np.testing.assert_allclose(h[:, 0], wanted[np.arange(3), places[:, 0]], atol=1e-5)
 
 
@@ -86,17 +87,16 @@ def test_the_rules_are_applied_in_their_order(make_model):
     rules = Rules(0.7, 6, 0.8, 0.1, 1.5)
     options = rules._asdict() | {"seed": seed}
     found = generate(model, [prompt], max_new_tokens=6, **options)[0]
-    tokens = list(prompt)
-    for token in found:
-        h = model(jnp.array([tokens], jnp.int32))[0, -1]
-        seen = jnp.zeros(VOCABULARY, bool).at[jnp.array(tokens)].set(True)
-        log_probs = model.head.log_probs(h, embedding=model.embedding)
+    tokens = np.array([[*prompt, *found]], np.int32)
+    states = jax.jit(lambda ids: model(ids))(tokens)[0]
+    rows = model.head.log_probs(states, embedding=model.embedding)
+    for place, token in enumerate(found, start=len(prompt)):
+        seen, log_probs = jnp.isin(jnp.arange(VOCABULARY), tokens[0, :place]), rows[place - 1]
         log_probs = with_temperature(with_repetition_penalty(log_probs, seen, 1.5), 0.7)
         log_probs = with_min_p(with_top_p(with_top_k(log_probs, 6), 0.8), 0.1)
         assert log_probs[token] > -jnp.inf
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), len(tokens))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), place)
         assert token == int(jax.random.categorical(key, log_probs))
-        tokens.append(token)
 
 
 def test_the_seed_decides_what_is_drawn(model):

@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     text = _text(options.file)
     from headlab.runs import RunDirectory, restore_model
-    from headlab.scoring import default_stride, score
+    from headlab.scoring import default_stride, score, total_log_prob
 
     model, head, tokenizer, _, step = restore_model(RunDirectory(options.workdir))
     [scores] = score(
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
         "file": options.file,
         "stride": options.stride or default_stride(model.max_length),
         "max_length": model.max_length,
-        **_totals([token.log_prob for token in scores], len(text.encode())),
+        **_totals(-total_log_prob(scores), len(scores), len(text.encode())),
     }
     if options.json:
         listed = [_record(token, tokenizer) for token in scores]
@@ -88,16 +88,15 @@ def _text(name: str) -> str:
     return text
 
 
-def _totals(log_probs: list[float], size: int) -> dict[str, Any]:
+def _totals(nats: float, tokens: int, size: int) -> dict[str, Any]:
     """Of the text's tokens; the separator before it is given, and none is predicted after it."""
-    nats = -math.fsum(log_probs)
     return {
-        "tokens": len(log_probs),
+        "tokens": tokens,
         "bytes": size,
         "nats": nats,
-        "nats_per_token": nats / len(log_probs),
+        "nats_per_token": nats / tokens,
         "bits_per_byte": nats / math.log(2) / size,
-        "perplexity": math.exp(nats / len(log_probs)),
+        "perplexity": math.exp(nats / tokens),
     }
 
 
