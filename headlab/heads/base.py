@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, Table
-from headlab.heads.folded import folded_report
-from headlab.ops import TokenReport, best_of_shards, empty_top_k, merge_top_k, vary_like
+from headlab.heads.folded import folded_entropy, folded_report, folded_top_k
+from headlab.ops import TokenReport, vary_like
 from headlab.ops.shards import first_row, is_sharded, shard_count, sum_shards
 
 #: the id of a padding row: no token's
@@ -264,32 +264,14 @@ class Head(nnx.Module):
             raise ValueError(
                 f"k is {k}; it must be in 0 … {self.vocab_size}, the vocabulary's size"
             )
-        flat = self._rows(h)
-        norm = self.normalise(flat, embedding)
-        dtype = jnp.promote_types(h.dtype, jnp.float32)
-        start = empty_top_k((flat.shape[0],), k, dtype)
-        merge = (
-            (lambda best, block, ids: merge_top_k(best[0], best[1], block, ids))
-            if k
-            else (lambda best, *_: best)
-        )
-        values, ids = self._fold(flat, norm, embedding, start, merge)
-        values, ids = best_of_shards(values, ids, *self._sharded(embedding))
+        values, ids = folded_top_k(self, self._rows(h), k, embedding)
         return values.reshape(*h.shape[:-1], k), ids.reshape(*h.shape[:-1], k)
 
     def entropy(
         self, h: Float[Array, "*batch d_model"], *, embedding: Any = None
     ) -> Float[Array, "*batch"]:
         """−Σ p·log p in nats; `[..., V]` is never built."""
-        flat = self._rows(h)
-        norm = self.normalise(flat, embedding)
-        zero = jnp.zeros(flat.shape[0], jnp.promote_types(h.dtype, jnp.float32))
-
-        def add(total, block, ids):
-            finite = jnp.where(jnp.isneginf(block), 0, block)
-            return total - jnp.sum(jnp.exp(block) * finite, axis=1)
-
-        return self._total(flat, norm, embedding, zero, add).reshape(h.shape[:-1])
+        return folded_entropy(self, self._rows(h), embedding).reshape(h.shape[:-1])
 
     def token_report(
         self,

@@ -1,4 +1,7 @@
-"""The report of a given token from any head's blocks of log-probabilities: a fold after the normaliser."""
+"""What is read off any head's blocks of log-probabilities: the normaliser, then a fold over all blocks.
+
+`head` is a `headlab.heads.Head`, whose contract is all that is used; `[tokens, V]` is never built.
+"""
 
 from typing import Any
 
@@ -10,6 +13,29 @@ from headlab.ops.shards import sum_shards
 from headlab.ops.token_report import TokenReport, comes_before, rank_of
 
 
+def folded_top_k(
+    head: Any, h: Float[Array, "tokens d_model"], k: int, embedding: Any
+) -> tuple[Float[Array, "tokens k"], Int[Array, "tokens k"]]:
+    """(log-probabilities, ids) of the k most probable tokens, descending; equal ones by ascending id."""
+    norm = head.normalise(h, embedding)
+    start = empty_top_k((h.shape[0],), k, jnp.promote_types(h.dtype, jnp.float32))
+
+    def merge(best, block, ids):
+        return merge_top_k(best[0], best[1], block, ids) if k else best
+
+    values, ids = head._fold(h, norm, embedding, start, merge)
+    return best_of_shards(values, ids, *head._sharded(embedding))
+
+
+def folded_entropy(
+    head: Any, h: Float[Array, "tokens d_model"], embedding: Any
+) -> Float[Array, "tokens"]:
+    """−Σ p·log p in nats."""
+    norm = head.normalise(h, embedding)
+    zero = jnp.zeros(h.shape[0], jnp.promote_types(h.dtype, jnp.float32))
+    return head._total(h, norm, embedding, zero, lambda total, block, ids: total + surprise(block))
+
+
 def folded_report(
     head: Any,
     h: Float[Array, "tokens d_model"],
@@ -17,17 +43,16 @@ def folded_report(
     k: int,
     embedding: Any,
 ) -> TokenReport:
-    """`Head.token_report` of k ≥ 1 by the contract's methods: the normaliser, then one walk over all blocks."""
+    """`Head.token_report` of k ≥ 1, in one fold."""
     norm = head.normalise(h, embedding)
     own = head.log_prob_at(h, norm, ids, embedding)
 
     def add(carry, block, block_ids):
         values, found, entropy, before = carry
-        finite = jnp.where(jnp.isneginf(block), 0, block)
         more = comes_before(block, block_ids, own[:, None], ids[:, None])
         return (
             *merge_top_k(values, found, block, block_ids),
-            entropy - jnp.sum(jnp.exp(block) * finite, axis=1),
+            entropy + surprise(block),
             before + jnp.sum(more, axis=1, dtype=jnp.int32),
         )
 
@@ -39,3 +64,9 @@ def folded_report(
     entropy, before = sum_shards(sums, *sharded)
     rank = jnp.where(jnp.isnan(own), 0, rank_of(ids, found, before))
     return TokenReport(own, rank, values, found, entropy, head._log_partition(norm))
+
+
+def surprise(block: Float[Array, "tokens size"]) -> Float[Array, "tokens"]:
+    """−Σ p·log p over a block of log-probabilities; a probability of 0 adds 0."""
+    finite = jnp.where(jnp.isneginf(block), 0, block)
+    return -jnp.sum(jnp.exp(block) * finite, axis=1)

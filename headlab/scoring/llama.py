@@ -19,6 +19,8 @@ from headlab import config as configs
 from headlab import models
 from headlab.data import Tokenizer
 from headlab.errors import HeadlabError, UsageError
+from headlab.heads import Head
+from headlab.heads.linear import Tied, Untied
 from headlab.models.layers import Norm
 from headlab.scoring.safetensors_folder import TensorFolder
 
@@ -53,13 +55,9 @@ def save_llama(
       UsageError: the layout has no place for something of the model, or the folder is not empty.
       HeadlabError: the folder can't be written.
     """
-    folder, shape, head = Path(folder), config.model, type(model.head).__name__
-    logit_map = model.head.spec.logit_map if head in ("Tied", "Untied") else None
+    folder, shape = Path(folder), config.model
     for said, wrong in (
-        (f"the head {config.head.name!r}, not tied or untied", logit_map is None),
-        ("the head's bias", getattr(model.head, "bias", None) is not None),
-        ("head.softcap", logit_map is not None and logit_map.softcap is not None),
-        ("head.logit_scale", logit_map is not None and logit_map.scale != 1),
+        *_wrong_of_head(config.head.name, model.head),
         (f"model.position={shape.position!r}, not 'rotary'", shape.position != "rotary"),
         (f"model.norm={shape.norm!r}, not 'rms'", shape.norm != "rms"),
         (f"model.activation={shape.activation!r}, not 'swiglu'", shape.activation != "swiglu"),
@@ -69,7 +67,7 @@ def save_llama(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder; choose a new one")
     params = models.split(model)[1]
-    size, tied = model.head.vocab_size, head == "Tied"
+    size, tied = model.head.vocab_size, isinstance(model.head, Tied)
     tensors = {}
     for tensor in _tensors(shape, size, tied):
         array = np.asarray(_at(params, tensor.path), np.float32)
@@ -110,18 +108,17 @@ def load_llama(folder: str | Path) -> Llama:
         raise UsageError(
             f"{path} has ids up to {tokenizer.vocab_size - 1}; the model has {size} tokens"
         )
-    files, expected = TensorFolder(folder), _tensors(config.model, size, tied)
-    listed = list(expected)
+    files, listed = TensorFolder(folder), list(_tensors(config.model, size, tied))
     # the rotary frequencies follow from the config, and a tied head is the embedding
     ignored = {n for n in files.names() if n.endswith("rotary_emb.inv_freq")}
     ignored |= {"lm_head.weight"} if tied else set()
     names = {tensor.name for tensor in listed}
-    for problem, found in (
+    for verb, found in (
         ("lacks", names - files.names()),
         ("has the unknown", files.names() - names - ignored),
     ):
         if found:
-            raise UsageError(f"{folder} {problem} {', '.join(sorted(found)[:5])}")
+            raise UsageError(f"{folder} {verb} {', '.join(sorted(found)[:5])}")
     graph, params, constants = models.split(nnx.eval_shape(lambda: models.build(config, size)))
     for tensor in listed:
         array = files.read(tensor.name)
@@ -135,6 +132,18 @@ def load_llama(folder: str | Path) -> Llama:
             array = np.pad(array, ((0, rows - size), (0, 0)))
         _at(params, tensor.path[:-1])[tensor.path[-1]] = jnp.asarray(array)
     return Llama(models.merge(graph, params, constants), tokenizer, config)
+
+
+def _wrong_of_head(name: str, head: Head) -> list[tuple[str, bool]]:
+    """What the layout may have no place for, and whether the head has it."""
+    if not isinstance(head, Tied | Untied):
+        return [(f"the head {name!r}, not tied or untied", True)]
+    return [
+        ("the head's bias", head.bias is not None),
+        ("head.softcap", head.spec.logit_map.softcap is not None),
+        ("head.logit_scale", head.spec.logit_map.scale != 1),
+        ("head.logits_dtype", head.spec.logits_dtype != "float32"),
+    ]
 
 
 def _tensors(shape: Any, size: int, tied: bool) -> Iterator[_Tensor]:
@@ -241,6 +250,7 @@ def _config(described: dict[str, Any], folder: Path) -> ConfigDict:
                 )
         config = configs.default_config()
         config.data.vocab_size = described["vocab_size"]
+        config.data.tokenizer = str(folder / "tokenizer.json")
         config.model.update(
             d_model=d,
             n_layers=described["num_hidden_layers"],
