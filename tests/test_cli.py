@@ -68,7 +68,9 @@ def said(capsys):
 # --------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize("command", [(), ("train",), ("evaluate",), ("options",)])
+@pytest.mark.parametrize(
+    "command", [(), ("train",), ("evaluate",), ("score",), ("generate",), ("options",)]
+)
 def test_help_has_examples_and_imports_nothing_heavy(command):
     done = headlab(*command, "--help")
     assert done.returncode == 0
