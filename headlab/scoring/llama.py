@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from headlab import config as configs
 from headlab import models
+from headlab.costs import read_config
 from headlab.data import Tokenizer
 from headlab.errors import HeadlabError, UsageError
 from headlab.heads import Head
@@ -96,7 +97,9 @@ def load_llama(folder: str | Path) -> Llama:
       HeadlabError: a file is damaged.
     """
     folder = Path(folder)
-    described = _read(folder / "config.json")
+    described = read_config(folder)
+    if described.get("model_type") != "llama":
+        raise UsageError(f"{folder} is not of a Llama: the config's model_type must be 'llama'")
     config = _config(described, folder)
     size, tied = config.data.vocab_size, config.head.name == "tied"
     path = folder / "tokenizer.json"
@@ -205,20 +208,6 @@ def _described(shape: Any, size: int, tied: bool, separator_id: int) -> dict[str
         "eos_token_id": separator_id,
         "torch_dtype": "float32",
     }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise UsageError(
-            f"cannot read {path} ({problem.strerror}); give a Llama's folder"
-        ) from None
-    except ValueError as problem:
-        raise UsageError(f"{path} is damaged: {problem}") from None
-    if not isinstance(described, dict) or described.get("model_type") != "llama":
-        raise UsageError(f"{path} is not of a Llama: its model_type must be 'llama'")
-    return described
 
 
 def _config(described: dict[str, Any], folder: Path) -> ConfigDict:

@@ -1,12 +1,11 @@
 """Heads of published models, from folders in the Hugging Face layout; no code of theirs is run."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from headlab.costs import read_architecture
+from headlab.costs import read_architecture, read_config
 from headlab.errors import UsageError
 from headlab.scoring.safetensors_folder import TensorFolder
 
@@ -61,7 +60,7 @@ def load_head(folder: str | Path) -> PretrainedHead:
 
 
 def _softcap(folder: Path) -> float | None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_config(folder)
     value = config.get("text_config", config).get("final_logit_softcapping")
     if value is None:
         return None
