@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headlab import cli, training
+from headlab.cli.commands import COMMANDS
 from headlab.errors import HeadlabError
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +69,7 @@ def said(capsys):
 # --------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize("command", [(), ("train",), ("sweep",), ("evaluate",), ("options",)])
+@pytest.mark.parametrize("command", [(), *[(command.name,) for command in COMMANDS]])
 def test_help_has_examples_and_imports_nothing_heavy(command):
     done = headlab(*command, "--help")
     assert done.returncode == 0

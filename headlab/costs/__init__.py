@@ -9,7 +9,7 @@ from headlab.costs.arithmetic import (
     passes,
 )
 from headlab.costs.chips import CHIPS, Chip, chip, peak_flops
-from headlab.costs.huggingface import read_architecture
+from headlab.costs.huggingface import read_architecture, read_config
 from headlab.costs.model_cost import ModelCost, Setting, model_cost
 from headlab.costs.presets import PRESETS, preset
 
@@ -30,4 +30,5 @@ __all__ = [
     "peak_flops",
     "preset",
     "read_architecture",
+    "read_config",
 ]

@@ -29,17 +29,9 @@ def read_architecture(folder: str | Path) -> Architecture:
     Raises:
       UsageError: there is no config.json, it is damaged, or its model_type or a value in it is not known here.
     """
-    path = Path(folder)
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise UsageError(
-            f"cannot read {path} ({problem.strerror}); give a folder with a config.json"
-        ) from None
-    except ValueError as problem:
-        raise UsageError(f"{path} is damaged: {problem}") from None
-    kind = config.get("model_type") if isinstance(config, dict) else None
+    path = _config_path(folder)
+    config = read_config(path)
+    kind = config.get("model_type")
     if kind == "gemma3" and "text_config" in config:
         config, kind = config["text_config"], "gemma3_text"
     if kind not in SUPPORTED:
@@ -50,6 +42,25 @@ def read_architecture(folder: str | Path) -> Architecture:
         return made(name, kind, config)
     except KeyError as problem:
         raise UsageError(f"{path}: {problem.args[0]} is missing") from None
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """What a folder's config.json (or this file) says; UsageError where there is none or it is damaged."""
+    path = _config_path(folder)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise UsageError(
+            f"cannot read {path} ({problem.strerror}); give a folder with a config.json"
+        ) from None
+    except ValueError as problem:
+        raise UsageError(f"{path} is damaged: {problem}") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _config_path(folder: str | Path) -> Path:
+    path = Path(folder)
+    return path / "config.json" if path.is_dir() else path
 
 
 def _llama(name: str, kind: str, config: Mapping[str, Any]) -> Architecture:

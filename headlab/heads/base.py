@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, Table
 from headlab.heads.float64 import log_probs_float64
-from headlab.ops import best_of_shards, empty_top_k, merge_top_k, vary_like
+from headlab.heads.folded import folded_entropy, folded_report, folded_top_k
+from headlab.ops import TokenReport, vary_like
 from headlab.ops.shards import first_row, is_sharded, shard_count, sum_shards
 
 #: the id of a padding row: no token's
@@ -258,32 +259,53 @@ class Head(nnx.Module):
             raise ValueError(
                 f"k is {k}; it must be in 0 … {self.vocab_size}, the vocabulary's size"
             )
-        flat = self._rows(h)
-        norm = self.normalise(flat, embedding)
-        dtype = jnp.promote_types(h.dtype, jnp.float32)
-        start = empty_top_k((flat.shape[0],), k, dtype)
-        merge = (
-            (lambda best, block, ids: merge_top_k(best[0], best[1], block, ids))
-            if k
-            else (lambda best, *_: best)
-        )
-        values, ids = self._fold(flat, norm, embedding, start, merge)
-        values, ids = best_of_shards(values, ids, *self._sharded(embedding))
+        values, ids = folded_top_k(self, self._rows(h), k, embedding)
         return values.reshape(*h.shape[:-1], k), ids.reshape(*h.shape[:-1], k)
 
     def entropy(
         self, h: Float[Array, "*batch d_model"], *, embedding: Any = None
     ) -> Float[Array, "*batch"]:
         """−Σ p·log p in nats; `[..., V]` is never built."""
-        flat = self._rows(h)
-        norm = self.normalise(flat, embedding)
-        zero = jnp.zeros(flat.shape[0], jnp.promote_types(h.dtype, jnp.float32))
+        return folded_entropy(self, self._rows(h), embedding).reshape(h.shape[:-1])
 
-        def add(total, block, ids):
-            finite = jnp.where(jnp.isneginf(block), 0, block)
-            return total - jnp.sum(jnp.exp(block) * finite, axis=1)
+    def token_report(
+        self,
+        h: Float[Array, "*batch d_model"],
+        ids: Int[Array, "*batch"],
+        k: int = 0,
+        *,
+        embedding: Any = None,
+    ) -> TokenReport:
+        """All that scoring asks of the token `ids` at each position, in one walk over the vocabulary.
 
-        return self._total(flat, norm, embedding, zero, add).reshape(h.shape[:-1])
+        Its log-probability (NaN for an id outside [0, vocab_size)); its rank, 1 + the number of tokens that are more
+        probable, or as probable and of a lower id (0 for an id outside); the k most probable tokens as `top_k` orders
+        them; the entropy; and for heads of one softmax the log-partition, else None. All `[...]`, the top `[..., k]`.
+        Linear heads make one pass, others two (`normalise`, then a fold); `[..., V]` is never built.
+
+        A rank up to k is the place in the top. A greater one compares log-probabilities of float32 rounding: tokens
+        closer to each other than that are counted either way.
+
+        Raises ValueError for k outside 0 … vocab_size, or shapes that do not fit.
+        """
+        if not 0 <= k <= self.vocab_size:
+            raise ValueError(
+                f"k is {k}; it must be in 0 … {self.vocab_size}, the vocabulary's size"
+            )
+        flat, targets, _ = self._flatten(h, ids, None)
+        # one at least, so that the rank 1 is always the token of greedy decoding
+        report = self._report(flat, targets, max(k, 1), embedding)
+        report = report._replace(
+            top_log_probs=report.top_log_probs[:, :k], top_ids=report.top_ids[:, :k]
+        )
+        return jax.tree.map(lambda a: a.reshape(*ids.shape, *a.shape[1:]), report)
+
+    def _report(self, h, ids, k: int, embedding) -> TokenReport:
+        return folded_report(self, h, ids, k, embedding)
+
+    def _log_partition(self, norm: Any) -> Array | None:
+        """lse of the one softmax that the distribution is; None where it is not one."""
+        return None
 
     # --- walking over blocks -----------------------------------------------------------------------------------
 

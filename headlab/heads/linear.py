@@ -14,7 +14,15 @@ from flax import nnx
 from headlab.costs import HeadCost, Mode, linear_head_cost
 from headlab.embeddings import init_rows, padded_size
 from headlab.heads.base import Head, Loss, Segment, numbered
-from headlab.ops import LinearSpec, LogitMap, block_logits, linear_loss, linear_statistics
+from headlab.ops import (
+    LinearSpec,
+    LogitMap,
+    TokenReport,
+    block_logits,
+    linear_loss,
+    linear_statistics,
+    softmax_report,
+)
 from headlab.ops.shards import UNMARKED, all_rows_shape, sum_shards, take_rows
 
 
@@ -159,6 +167,17 @@ class LinearHead(Head):
     def _nll(self, h, targets, embedding):
         weight, bias = self._arrays(embedding)
         return linear_statistics(self._context(h), weight, bias, targets, self.spec).nll
+
+    def _report(self, h, ids, k, embedding) -> TokenReport:
+        if self.spec.sum_blocks:  # an order of sums is that of the normaliser
+            return super()._report(h, ids, k, embedding)
+        context, rows = self._context(h), self._arrays(embedding)
+        known = (ids >= 0) & (ids < self.vocab_size)
+        own = own_logits(self.spec, context, rows, jnp.where(known, ids, 0))
+        return softmax_report(context, rows, ids, own, k, self.spec)
+
+    def _log_partition(self, norm):
+        return norm.max + norm.log_sum
 
     def _loss(self, h, targets, where, embedding, z_loss_weight, label_smoothing) -> Loss:
         weight, bias = self._arrays(embedding)

@@ -21,9 +21,10 @@ from headlab.embeddings import Embedding, init_rows, padded_size
 from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
 from headlab.embeddings.adaptive import TokenOrder, checked_bands
 from headlab.heads.base import Loss, Segment, numbered
+from headlab.heads.folded import folded_report
 from headlab.heads.linear import LinearHead, linear_reason
 from headlab.heads.output_matrix import Projection, latent_width, matrix_cost
-from headlab.ops import LinearSpec, Statistics, block_logits, linear_statistics
+from headlab.ops import LinearSpec, Statistics, TokenReport, block_logits, linear_statistics
 from headlab.ops.mixtape import (
     MixtapeRows,
     MixtapeSpec,
@@ -282,6 +283,9 @@ class Mixtape(LinearHead):
     def z_penalty(self, norm):
         """lse²: there is one softmax."""
         return (norm.max + norm.log_sum) ** 2
+
+    def _report(self, h, ids, k, embedding) -> TokenReport:
+        return folded_report(self, h, ids, k, embedding)
 
     def _block_rows(self, tokens, segment):
         held = 2 * self.n_experts - 1 if segment.name == "frequent" else 1

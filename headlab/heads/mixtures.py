@@ -16,8 +16,9 @@ from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode
 from headlab.heads.base import Loss, add_real, numbered
+from headlab.heads.folded import folded_report
 from headlab.heads.output_matrix import OutputMatrix, Projection
-from headlab.ops import block_logits, linear_loss, linear_statistics
+from headlab.ops import TokenReport, block_logits, linear_loss, linear_statistics
 from headlab.ops.shards import sum_shards, take_rows
 
 
@@ -148,6 +149,12 @@ class MixtureOfSoftmaxes(Mixture):
     def z_penalty(self, norm):
         """Σ_k π_k · lse_k²."""
         return jnp.sum(jnp.exp(norm.log_prior) * (norm.max + norm.log_sum) ** 2, axis=1)
+
+    def _report(self, h, ids, k, embedding) -> TokenReport:
+        return folded_report(self, h, ids, k, embedding)
+
+    def _log_partition(self, norm):
+        return None
 
     def _block_rows(self, tokens, segment):
         return super()._block_rows(tokens * self.n_experts, segment)

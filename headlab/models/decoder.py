@@ -15,7 +15,7 @@ from headlab import config as configs
 from headlab import heads
 from headlab.embeddings import Constant
 from headlab.errors import UsageError
-from headlab.models.layers import Block, Norm, dropout
+from headlab.models.layers import Block, Cache, Norm, dropout
 
 
 class Decoder(nnx.Module):
@@ -90,6 +90,34 @@ class Decoder(nnx.Module):
         for block, key in zip(self.blocks, keys[1:], strict=True):
             x = _rematerialised(block, x, key) if self.remat else block(x, key)
         return self.final_norm(x)
+
+    def empty_cache(self, batch: int, slots: int) -> list[Cache]:
+        """Room for the keys and values of positions 0 … slots−1; ValueError for more than `max_length`."""
+        if slots > self.max_length:
+            raise ValueError(
+                f"a cache of {slots} positions is longer than model.max_length={self.max_length}"
+            )
+        return [block.attention.empty_cache(batch, slots, self.dtype) for block in self.blocks]
+
+    def cached(
+        self,
+        tokens: Int[Array, "batch length"],
+        cache: list[Cache],
+        positions: Int[Array, "batch length"],
+    ) -> tuple[Float[Array, "batch length d_model"], list[Cache]]:
+        """(final hidden states of `tokens`, the cache with their keys and values), given what the cache holds.
+
+        A token sees itself and the cached positions before its own. The states are those of `__call__` on the whole
+        sequence, but for rounding. Rows may be at different positions, each below the cache's slots.
+        """
+        x = self.embedding(tokens, self.dtype)
+        if self.positions is not None:
+            x = x + self.positions[...][positions].astype(self.dtype)
+        filled = []
+        for block, own in zip(self.blocks, cache, strict=True):
+            x, own = block.cached(x, own, positions)
+            filled.append(own)
+        return self.final_norm(x), filled
 
 
 def _rematerialised(block: Block, x: Array, key: Array | None) -> Array:

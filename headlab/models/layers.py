@@ -1,11 +1,20 @@
 """The parts of a decoder block: normalisation, rotary positions, attention, MLP. All are free of random state."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from headlab.ops import causal_attention, linear
+from headlab.ops import cached_attention, causal_attention, linear
+
+
+class Cache(NamedTuple):
+    """Keys and values of one attention by position, [batch, slots, n_kv_heads, width]; keys are rotated already."""
+
+    key: Array
+    value: Array
 
 
 class Norm(nnx.Module):
@@ -46,11 +55,19 @@ class Projection(nnx.Module):
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
 
-def rotate(x: Float[Array, "batch length heads width"], theta: float) -> Array:
-    """Rotary positions (Su et al. 2021): pair (i, i + width/2) turns by position · theta^(−2i/width), in float32."""
+def rotate(
+    x: Float[Array, "batch length heads width"],
+    theta: float,
+    positions: Int[Array, "batch length"] | None = None,
+) -> Array:
+    """Rotary positions (Su et al. 2021): pair (i, i + width/2) turns by position · theta^(−2i/width), in float32.
+
+    `positions` None is 0 … length−1.
+    """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency
+    places = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions
+    angle = places.astype(jnp.float32)[..., None, None] * frequency
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -71,13 +88,37 @@ class Attention(nnx.Module):
         self.output = Projection(d, d, rngs=rngs, bias=model.bias, scale=output_scale)
 
     def __call__(self, x: Float[Array, "batch length d_model"]) -> Array:
-        batch, length, d = x.shape
+        query, key, value = self._projected(x, None)
+        return self.output(causal_attention(query, key, value).reshape(x.shape))
+
+    def cached(
+        self, x: Float[Array, "batch length d_model"], cache: Cache, positions: Array
+    ) -> tuple[Array, Cache]:
+        """(the result at `positions` [batch, length], the cache with their keys and values)."""
+        query, key, value = self._projected(x, positions)
+        row = jnp.arange(x.shape[0])[:, None]
+        cache = Cache(
+            cache.key.at[row, positions].set(key), cache.value.at[row, positions].set(value)
+        )
+        mixed = cached_attention(query, *cache, positions)
+        return self.output(mixed.reshape(x.shape)), cache
+
+    def empty_cache(self, batch: int, slots: int, dtype) -> Cache:
+        """A cache of zeros."""
+        width = self.key.kernel[...].shape[1] // self.n_kv_heads
+        zeros = jnp.zeros((batch, slots, self.n_kv_heads, width), dtype)
+        return Cache(zeros, zeros)
+
+    def _projected(self, x, positions):
+        """Queries, keys and values, [batch, length, heads, width]; rotated where positions are."""
+        batch, length, _ = x.shape
         query = self.query(x).reshape(batch, length, self.n_heads, -1)
         key = self.key(x).reshape(batch, length, self.n_kv_heads, -1)
         value = self.value(x).reshape(batch, length, self.n_kv_heads, -1)
         if self.theta is not None:
-            query, key = rotate(query, self.theta), rotate(key, self.theta)
-        return self.output(causal_attention(query, key, value).reshape(batch, length, d))
+            query = rotate(query, self.theta, positions)
+            key = rotate(key, self.theta, positions)
+        return query, key, value
 
 
 class MLP(nnx.Module):
@@ -120,3 +161,9 @@ class Block(nnx.Module):
         first, second = (None, None) if key is None else jax.random.split(key)
         x = x + dropout(self.attention(self.attention_norm(x)), self.rate, first)
         return x + dropout(self.mlp(self.mlp_norm(x)), self.rate, second)
+
+    def cached(self, x: Array, cache: Cache, positions: Array) -> tuple[Array, Cache]:
+        """(the block's result at `positions`, the cache with their keys and values); no dropout."""
+        mixed, cache = self.attention.cached(self.attention_norm(x), cache, positions)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), cache

@@ -1,125 +1,102 @@
-"""Decoding rules are exact functions of the distribution; generation is a plain loop over them."""
+"""Generation with a cache is a plain loop over the whole model and the rules, whatever the prompts beside."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from scipy.special import log_softmax, softmax
 
-from headlab import models
+from headlab import heads, models
 from headlab.config import default_config, resolve
 from headlab.errors import HeadlabError, UsageError
-from headlab.scoring import generate, greedy, sample, with_temperature
+from headlab.scoring import (
+    Rules,
+    generate,
+    with_min_p,
+    with_repetition_penalty,
+    with_temperature,
+    with_top_k,
+    with_top_p,
+)
 
 VOCABULARY = 11  # padded to 16: ids 11 to 15 must never come up
 MAX_LENGTH = 12
 PROMPTS = [[3], [1, 2, 3], [10, 0]]
 
 
-def model_config(head="tied", position="learned", seed=0):
-    config = default_config()
-    config.seed = seed
-    config.model.update(d_model=8, n_layers=1, n_heads=2, max_length=MAX_LENGTH, position=position)
-    config.data.seq_len = MAX_LENGTH
-    config.head.name = head
-    config.head.vocab_multiple = 16
-    if head == "adaptive":
-        config.head.cutoffs = (4,)
-    # far from uniform, so that the choice of a token is not a matter of rounding
-    config.groups.embedding.init_scale = config.groups.head.init_scale = 8.0
-    return resolve(config)
-
-
 @pytest.fixture(scope="module")
-def model():
-    return models.build(model_config(), VOCABULARY)
+def model(make_model):
+    return make_model()[1]
 
 
-def random_logits(*shape):
-    return np.random.default_rng(0).normal(0, 3, shape).astype(np.float32)
+CASES = [(head, "learned", 2) for head in heads.names()] + [
+    ("untied", "rotary", 1),
+    ("mixture_of_softmaxes", "rotary", 4),
+]
 
 
-# --------------------------------------------------------------------------------- the rules
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_temperature_is_applied_before_normalising(temperature):
-    logits = random_logits(4, 50)
-    log_probs = log_softmax(logits, axis=-1)
-    cooled = np.asarray(with_temperature(log_probs, temperature), np.float64)
-    expected = log_softmax(logits.astype(np.float64) / temperature, axis=-1)
-    # a handful of float32 roundings, each at most of the size of the largest value
-    rounding = 8 * np.finfo(np.float32).eps * np.abs(expected).max()
-    np.testing.assert_allclose(cooled, expected, rtol=0, atol=rounding)
-    np.testing.assert_allclose(np.exp(cooled).sum(-1), 1, rtol=0, atol=rounding)
-
-
-@pytest.mark.parametrize("temperature", [0.0, np.finfo(np.float32).tiny])
-def test_a_cold_distribution_puts_all_mass_on_the_most_probable_token(temperature):
-    log_probs = log_softmax(random_logits(4, 50), axis=-1)
-    cold = np.exp(with_temperature(log_probs, temperature))
-    np.testing.assert_array_equal(cold, np.eye(50)[log_probs.argmax(-1)])
-
-
-def test_temperature_0_samples_greedily_and_a_tie_goes_to_the_lowest_id():
-    log_probs = jnp.log(jnp.array([[0.1, 0.4, 0.4, 0.1], [0.7, 0.1, 0.1, 0.1]]))
-    assert greedy(log_probs).tolist() == [1, 0]
-    assert [int(sample(jax.random.key(s), log_probs, 0.0)[0]) for s in range(5)] == [1] * 5
-    np.testing.assert_array_equal(np.exp(with_temperature(log_probs, 0.0))[0], [0, 1, 0, 0])
-
-
-def test_samples_have_the_frequencies_of_the_softmax_at_that_temperature():
-    logits, n = random_logits(6) / 2, 40_000
-    log_probs = jnp.tile(log_softmax(logits), (n, 1))
-    drawn = np.bincount(sample(jax.random.key(1), log_probs, 2.0), minlength=6)
-    p = softmax(logits.astype(np.float64) / 2)
-    # five standard deviations of a binomial count: a right sampler fails in one seed of a million
-    assert (np.abs(drawn - n * p) < 5 * np.sqrt(n * p * (1 - p))).all()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e30])
-def test_a_token_of_probability_0_never_comes_up(temperature):
-    log_probs = jnp.tile(jnp.array([-jnp.inf, -jnp.log(2), -jnp.inf, -jnp.log(2)]), (1000, 1))
-    assert set(sample(jax.random.key(0), log_probs, temperature).tolist()) <= {1, 3}
-    assert float(jnp.exp(with_temperature(log_probs, temperature))[0, 0]) == 0
-
-
-@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf"), 1e39, 1e-40])
-@pytest.mark.parametrize("rule", [with_temperature, lambda p, t: sample(jax.random.key(0), p, t)])
-def test_a_temperature_that_is_no_temperature_is_refused(rule, temperature):
-    with pytest.raises(UsageError, match=r"temperature is .*it must be 0"):
-        rule(jnp.zeros(3), temperature)
-
-
-# -------------------------------------------------------------------------------- generation
-
-
-@pytest.mark.parametrize(
-    ("head", "position"),
-    [
-        ("tied", "learned"),
-        ("untied", "rotary"),
-        ("adaptive", "learned"),
-        ("mixture_of_softmaxes", "rotary"),
-    ],
-)
-def test_greedy_generation_is_a_plain_loop_over_the_unpadded_prompt(head, position):
-    model = models.build(model_config(head, position), VOCABULARY)
-
-    @jax.jit
-    def all_log_probs(ids):
-        return model.head.log_probs(model(ids), embedding=model.embedding)
+@pytest.mark.parametrize(("head", "position", "kv_heads"), CASES)
+def test_greedy_generation_is_a_plain_loop_over_the_unpadded_prompt(
+    head, position, kv_heads, make_model
+):
+    _, model = make_model(head, position, kv_heads=kv_heads)
+    whole = jax.jit(lambda ids: model.head.log_probs(model(ids), embedding=model.embedding))
 
     def loop(tokens, n):
         tokens = list(tokens)
         for _ in range(n):
-            log_probs = all_log_probs(jnp.array([tokens], jnp.int32))
-            tokens.append(int(np.argmax(log_probs[0, -1])))
+            # padded on the right, which a causal model cannot see: one program for all lengths
+            ids = np.zeros((1, MAX_LENGTH), np.int32)
+            ids[0, : len(tokens)] = tokens
+            tokens.append(int(np.argmax(whole(ids)[0, len(tokens) - 1])))
         return tokens[-n:]
 
-    generated = generate(model, PROMPTS, max_new_tokens=4, max_length=MAX_LENGTH)
-    assert generated == [loop(prompt, 4) for prompt in PROMPTS]
+    generated = generate(model, PROMPTS, max_new_tokens=8)
+    assert generated == [loop(prompt, 8) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(("position", "norm"), [("learned", "layer"), ("rotary", "rms")])
+def test_states_with_a_cache_are_those_of_the_whole_sequence(position, norm):
+    """Rows at different positions, in pieces of different lengths."""
+    config = default_config()
+    config.model.update(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, max_length=20)
+    config.model.update(position=position, norm=norm, bias=True, activation="swiglu")
+    config.data.seq_len = 20
+    model = models.build(resolve(config), VOCABULARY)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (3, 14)).astype(np.int32)
+    wanted = np.asarray(jax.jit(lambda ids: model(ids))(tokens))
+    cached = jax.jit(lambda *arrays: model.cached(*arrays))
+    starts = np.array([4, 9, 1])
+    cache = model.empty_cache(3, 20)
+    spoilt = tokens.copy()  # padding of a prompt: other tokens, whose slots are written again
+    for row, start in enumerate(starts):
+        spoilt[row, start:] = 0
+    first, cache = cached(spoilt[:, :10], cache, np.tile(np.arange(10), (3, 1)))
+    for row, start in enumerate(starts):
+        np.testing.assert_allclose(first[row, :start], wanted[row, :start], atol=1e-5)
+    for step in range(5):
+        places = (starts + step)[:, None]
+        h, cache = cached(np.take_along_axis(tokens, places, 1), cache, places)
+        np.testing.assert_allclose(h[:, 0], wanted[np.arange(3), places[:, 0]], atol=1e-5)
+
+
+def test_the_rules_are_applied_in_their_order(make_model):
+    """The one token that every rule together leaves most probable, by the rules one after the other."""
+    _, model = make_model("untied")
+    seed, prompt = 3, [1, 2, 3, 2]
+    rules = Rules(0.7, 6, 0.8, 0.1, 1.5)
+    options = rules._asdict() | {"seed": seed}
+    found = generate(model, [prompt], max_new_tokens=6, **options)[0]
+    tokens = np.array([[*prompt, *found]], np.int32)
+    states = jax.jit(lambda ids: model(ids))(tokens)[0]
+    rows = model.head.log_probs(states, embedding=model.embedding)
+    for place, token in enumerate(found, start=len(prompt)):
+        seen, log_probs = jnp.isin(jnp.arange(VOCABULARY), tokens[0, :place]), rows[place - 1]
+        log_probs = with_temperature(with_repetition_penalty(log_probs, seen, 1.5), 0.7)
+        log_probs = with_min_p(with_top_p(with_top_k(log_probs, 6), 0.8), 0.1)
+        assert log_probs[token] > -jnp.inf
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), place)
+        assert token == int(jax.random.categorical(key, log_probs))
 
 
 def test_the_seed_decides_what_is_drawn(model):
@@ -163,26 +140,38 @@ class Counting(nnx.Module):
 
     def __init__(self, model):
         self.model = model
-        self.head, self.embedding = model.head, model.embedding
+        self.head, self.embedding, self.max_length = model.head, model.embedding, model.max_length
 
-    def __call__(self, tokens):
+    def empty_cache(self, batch, slots):
+        return self.model.empty_cache(batch, slots)
+
+    def cached(self, tokens, cache, positions):
         type(self).traces += 1
-        return self.model(tokens)
+        return self.model.cached(tokens, cache, positions)
 
 
-def test_one_program_serves_all_lengths_temperatures_seeds_and_parameters():
+def test_two_programs_serve_all_lengths_temperatures_seeds_and_parameters(make_model):
+    """One for prompts, one for the tokens after them."""
     for seed in (0, 1):
-        model = Counting(models.build(model_config(seed=seed), VOCABULARY))
+        model = Counting(make_model(seed=seed)[1])
         for prompts, n, temperature in (([[1], [2]], 3, 0.0), ([[1, 2, 3], [4]], 9, 0.7)):
-            generate(
-                model,
-                prompts,
-                max_new_tokens=n,
-                max_length=MAX_LENGTH,
-                temperature=temperature,
-                seed=seed,
-            )
-    assert Counting.traces == 1
+            generate(model, prompts, max_new_tokens=n, temperature=temperature, seed=seed)
+    assert Counting.traces == 2
+
+
+def test_the_head_sees_one_position_of_each_row(make_model, monkeypatch):
+    """Of a prompt, too: log-probabilities of a whole prompt would be the largest array of all."""
+    _, model = make_model("untied", max_length=64)
+    shapes, kind = [], type(model.head)
+    whole = kind.log_probs
+
+    def counted(head, h, **options):
+        shapes.append(h.shape)
+        return whole(head, h, **options)
+
+    monkeypatch.setattr(kind, "log_probs", counted)
+    generate(model, [[1] * 40, [2] * 3], max_new_tokens=3)
+    assert shapes == [(2, 8), (2, 8)]
 
 
 def test_nothing_asked_for_is_nothing_made(model):
@@ -201,6 +190,11 @@ def test_nothing_asked_for_is_nothing_made(model):
         ({"max_length": 0}, "max_length is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"top_k": 0}, "top_k is 0; it must be in 1 … 11"),
+        ({"top_k": 12}, "top_k is 12"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
     ],
 )
 def test_what_cannot_be_generated_is_refused_with_the_numbers(model, changed, said):
@@ -209,13 +203,20 @@ def test_what_cannot_be_generated_is_refused_with_the_numbers(model, changed, sa
         generate(model, **asked)
 
 
-def test_more_than_the_model_can_take_is_refused_by_the_model(model):
-    with pytest.raises(ValueError, match=r"13 tokens is longer than model\.max_length=12"):
+def test_more_than_the_model_can_take_is_refused(model):
+    with pytest.raises(UsageError, match=r"max_length is 13; it must be in 1 … 12"):
         generate(model, [[1]], max_new_tokens=1, max_length=MAX_LENGTH + 1)
+    with pytest.raises(UsageError, match=r"13 tokens, which with 1 new ones make 14.* of 12"):
+        generate(model, [[1] * 13], max_new_tokens=1)
+    with pytest.raises(ValueError, match=r"13 positions is longer than model\.max_length=12"):
+        model.empty_cache(1, 13)
 
 
 def test_a_model_that_is_not_finite_generates_nothing():
-    model = models.build(model_config(), VOCABULARY)
+    config = default_config()
+    config.model.update(d_model=8, n_layers=1, n_heads=2, max_length=MAX_LENGTH)
+    config.data.seq_len = MAX_LENGTH
+    model = models.build(resolve(config), VOCABULARY)
     model.final_norm.gain[...] = jnp.full(8, jnp.nan)
     with pytest.raises(HeadlabError, match="prompt 0 are NaN after 0 new tokens"):
         generate(model, [[1]], max_new_tokens=2, max_length=MAX_LENGTH)

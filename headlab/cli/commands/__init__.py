@@ -1,7 +1,18 @@
 """The commands, in the order in which the help lists them. A new one is one file and one line here."""
 
 from headlab.cli.arguments import Command
-from headlab.cli.commands import compare, cost, evaluate, options, rank, report, sweep, train
+from headlab.cli.commands import (
+    compare,
+    cost,
+    evaluate,
+    generate,
+    options,
+    rank,
+    report,
+    score,
+    sweep,
+    train,
+)
 
 COMMANDS: tuple[Command, ...] = (
     train.COMMAND,
@@ -10,6 +21,8 @@ COMMANDS: tuple[Command, ...] = (
     compare.COMMAND,
     report.COMMAND,
     rank.COMMAND,
+    score.COMMAND,
+    generate.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )
