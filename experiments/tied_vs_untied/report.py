@@ -1,15 +1,14 @@
 """What the runs say: means, their uncertainty over seeds, and the terminal's table and samples."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from scipy import stats
+
+from headlab.sweeps.comparison import mean_and_error, paired_difference
 
 BASELINE = "tied"
 
@@ -28,24 +27,17 @@ def summarise(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[s
             "head": head,
             "parameters": runs[0]["parameters"]["total"],
             "seeds": len(runs),
-            "train_loss": _mean([run["train_loss"] for run in runs]),
-            "held_out_loss": _mean(_held_out(runs)),
-            "bits_per_byte": _mean([run["validation"]["bits_per_byte"] for run in runs]),
+            "train_loss": list(mean_and_error([run["train_loss"] for run in runs])),
+            "held_out_loss": list(mean_and_error(_held_out(runs))),
+            "bits_per_byte": list(
+                mean_and_error([run["validation"]["bits_per_byte"] for run in runs])
+            ),
             "difference": None
             if head == BASELINE
-            else paired_difference(_held_out(runs), _held_out(results[BASELINE])),
+            else list(paired_difference(_by_seed(runs), _by_seed(results[BASELINE]))),
         }
         for head, runs in results.items()
     ]
-
-
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> list[float | None]:
-    """[mean, low, high] of values − baseline, the bounds mean ± t(0.975, n − 1) · s/√n, or None."""
-    mean, error = _mean(np.subtract(values, baseline))
-    if error is None:
-        return [mean, None, None]
-    reach = float(stats.t.ppf(0.975, len(values) - 1)) * error
-    return [mean, mean - reach, mean + reach]
 
 
 def show(results: Mapping[str, Any]) -> None:
@@ -105,9 +97,5 @@ def _held_out(runs: Sequence[Mapping[str, Any]]) -> list[float]:
     return [run["validation"]["loss"] for run in runs]
 
 
-def _mean(values: Any) -> list[float | None]:
-    """[mean, standard error], the latter None for one value."""
-    array = np.asarray(values, np.float64)
-    if len(array) == 1:
-        return [float(array[0]), None]
-    return [float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))]
+def _by_seed(runs: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    return {run["seed"]: loss for run, loss in zip(runs, _held_out(runs), strict=True)}

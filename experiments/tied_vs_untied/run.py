@@ -46,7 +46,8 @@ def _run(arguments: list[str]) -> int:
     from experiments.tied_vs_untied import report
 
     report.show(results)
-    print(f"curves: {Path(workdir) / 'curves.png'}\nresults: {Path(workdir) / 'results.json'}")
+    for name in ("report.html", "curves.png", "results.json"):
+        print(Path(workdir) / name)
     return 0
 
 
@@ -55,7 +56,7 @@ def compare(
 ) -> dict[str, Any]:
     """Trains what is not trained yet, one run directory a head and seed, and reads the results.
 
-    Writes results.json, which holds what is returned, and curves.png into `workdir`.
+    Writes results.json, which holds what is returned, curves.png and report.html into `workdir`.
 
     Returns:
       summary: see `report.summarise`. runs: head, seed and result.json of each run. curves: see
@@ -72,6 +73,7 @@ def compare(
     from experiments.tied_vs_untied import figures, report
     from headlab import training
     from headlab.runs import RunDirectory
+    from headlab.sweeps.page import write_report
 
     results: dict[str, list[dict[str, Any]]] = {head: [] for head in HEADS}
     runs, curves = [], []
@@ -95,6 +97,7 @@ def compare(
     figures.draw(curves).savefig(workdir / "curves.png", dpi=150)
     text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     (workdir / "results.json").write_text(text, encoding="utf-8")
+    write_report(workdir, workdir / "report.html", title="Tied or untied?", baseline="head=tied")
     return found
 
 

@@ -73,6 +73,8 @@ def trained(folder, monkeypatch):
     def copied(config, workdir):
         calls.append((config.head.name, config.seed))
         shutil.copytree(folder / "out" / f"{config.head.name}-seed0", workdir, dirs_exist_ok=True)
+        for path in (Path(workdir) / "config.json", Path(workdir) / "result.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "seed": config.seed}))
         return json.loads((Path(workdir) / "result.json").read_text())
 
     monkeypatch.setattr(training, "train", copied)
@@ -105,6 +107,9 @@ def test_one_command_trains_both_heads_and_reports_what_they_reached(folder):
     assert [run["result"] for run in found["runs"]] == list(recorded.values())
     assert [point[0] for point in found["curves"][0]["validation"]] == [2, 4]
     assert Path("out/curves.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("out/report.html").read_text()
+    assert all(f"{loss:.4f}" in page for loss in losses.values())
+    assert "The river is" in page  # samples, too
 
 
 def test_every_prompt_is_continued_by_each_head_greedily_and_at_a_temperature(folder):
