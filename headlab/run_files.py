@@ -8,14 +8,14 @@ import fcntl
 import json
 import math
 import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from headlab import config as configs
+from headlab import files
 from headlab.errors import HeadlabError, UsageError
 
 
@@ -101,7 +101,7 @@ class RunDirectory:
         """
         if self.metrics_path.exists():
             kept = [line for line, record in self._metric_lines() if record["step"] <= step]
-            _replace(self.metrics_path, b"".join(line + b"\n" for line in kept))
+            files.replace(self.metrics_path, b"".join(line + b"\n" for line in kept))
 
     def result(self) -> dict[str, Any] | None:
         """What the finished run found, or None while it has not finished."""
@@ -118,30 +118,21 @@ class RunDirectory:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json, at once or not at all; a number that is not finite becomes null."""
         text = json.dumps(_finite_or_none(result), indent=2, allow_nan=False) + "\n"
-        _replace(self.result_path, text.encode())
+        files.replace(self.result_path, text.encode())
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the run for writing; the operating system lets go of it when the process dies.
 
         Raises:
           RunLocked: another process holds it; the message names that process.
         """
-        # "a" neither truncates the holder's name nor needs the file to exist
-        with open(self.lock_path, "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise RunLocked(
-                    f"{self.path} is being written by {holder}. Wait until it ends, stop it, or "
-                    "choose another directory."
-                ) from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            yield
+        return files.held(
+            self.lock_path,
+            lambda holder: RunLocked(
+                f"{self.path} is being written by {holder}. Wait until it ends, stop it, or "
+                "choose another directory."
+            ),
+        )
 
     def is_locked(self) -> bool:
         """Whether a process holds the run for writing."""
@@ -165,7 +156,7 @@ class RunDirectory:
         except FileExistsError:
             raise UsageError(f"{self.path} is a file. Choose a directory for the run.") from None
         # what a kill during this very method may leave does not count
-        ours = {self.lock_path.name, _temporary(self.config_path).name}
+        ours = {self.lock_path.name, files.temporary(self.config_path).name}
         others = sorted({entry.name for entry in self.path.iterdir()} - ours)
         if others and not self.config_path.exists():
             raise UsageError(
@@ -174,7 +165,7 @@ class RunDirectory:
             )
         with self.lock():  # two processes that start at once must not both write
             if not self.config_path.exists():
-                _replace(self.config_path, configs.to_json(config).encode())
+                files.replace(self.config_path, configs.to_json(config).encode())
 
     def _config_text(self) -> str:
         try:
@@ -224,27 +215,6 @@ def phases_of(config: ConfigDict) -> list[tuple[str, int]]:
 def phase_at(config: ConfigDict, step: int) -> int:
     """The number of the phase that the checkpoint of `step` is of."""
     return next(i for i, (_, end) in enumerate(phases_of(config)) if step <= end)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file at once or not at all, so that no kill leaves half of it."""
-    temporary = _temporary(path)
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as problem:
-        temporary.unlink(missing_ok=True)
-        raise HeadlabError(
-            f"{path} could not be written ({problem.strerror}); what was there is intact. Free "
-            "some space or correct the permissions, and resume the run."
-        ) from problem
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
 
 
 def _finite_or_none(value: Any) -> Any:

@@ -9,14 +9,14 @@ import fcntl
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headlab import config as configs
+from headlab import files
 from headlab.config.record import is_operational
-from headlab.errors import HeadlabError, UsageError
+from headlab.errors import UsageError
 from headlab.sweeps.definition import Plan
 
 FORMAT = 1  # grows with the meaning of sweep.json
@@ -134,28 +134,20 @@ class SweepDirectory:
         self.work_path.mkdir(parents=True, exist_ok=True)
         write_json(self.record_path, record)
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the sweep, so that no other process runs it; the operating system lets go when the process dies.
 
         Raises:
           UsageError: another process runs the sweep.
         """
         self.work_path.mkdir(parents=True, exist_ok=True)
-        with open(self.work_path / "lock", "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise UsageError(
-                    f"the sweep in {self.path} is being run by {holder}. Wait until it ends, stop it, or choose "
-                    "another --workdir."
-                ) from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            yield
+        return files.held(
+            self.work_path / "lock",
+            lambda holder: UsageError(
+                f"the sweep in {self.path} is being run by {holder}. Wait until it ends, stop it, or choose "
+                "another --workdir."
+            ),
+        )
 
     @contextlib.contextmanager
     def sign_of_life(self) -> Iterator["SignOfLife"]:
@@ -233,15 +225,8 @@ def write_json(path: Path, content: Any) -> None:
 
     Raises HeadlabError where it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        os.replace(temporary, path)
-    except OSError as problem:
-        raise HeadlabError(
-            f"{path} could not be written ({problem.strerror}); free some space or correct the permissions, and run "
-            "the same command again"
-        ) from problem
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    files.replace(path, text.encode())
 
 
 def _identity(file: str) -> str:

@@ -1,0 +1,54 @@
+"""Files that are written at once or not at all, and locks that the operating system lets go of."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from headlab.errors import HeadlabError
+
+
+def temporary(path: Path) -> Path:
+    """Where `replace` writes before the file is whole; what a kill may leave."""
+    return path.with_name(f".{path.name}.new")
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file at once or not at all, so that no kill leaves half of it.
+
+    Raises HeadlabError where it cannot be written.
+    """
+    new = temporary(path)
+    try:
+        with open(new, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as problem:
+        new.unlink(missing_ok=True)
+        raise HeadlabError(
+            f"{path} could not be written ({problem.strerror}); what was there is intact. Free "
+            "some space or correct the permissions, and run the same command again to resume."
+        ) from problem
+
+
+@contextlib.contextmanager
+def held(path: Path, refusal: Callable[[str], Exception]) -> Iterator[None]:
+    """Holds a lock file, which names this process; the operating system lets go of it when the process dies.
+
+    Raises `refusal(holder)` where another process, "process N on HOST", holds it.
+    """
+    # "a" neither truncates the holder's name nor needs the file to exist
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise refusal(file.read().strip() or "another process") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
