@@ -109,7 +109,7 @@ def with_ranks(runs: Iterable[Mapping[str, Any]], contexts: int) -> list[dict[st
 def rank_record(run: Path, contexts: int) -> dict[str, Any]:
     """rank.json of a run (see `headlab.analysis.run_rank.as_dict`), measured where it is not of this very question.
 
-    It is taken as it is where it is of the last checkpoint, the validation split and as many contexts, without a sketch.
+    It is taken as it is if it is of the last checkpoint, validation text and as many contexts, without a sketch.
     """
     from headlab.analysis import run_rank
     from headlab.checkpoint_files import saved_checkpoints
