@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,23 +138,13 @@ def as_recorded(run: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **measured}
 
 
-def write_results(path: Path, found: Mapping[str, Any]) -> None:
+def write_results(path: Path, found: Any) -> None:
     """Writes JSON at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
     text = json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error s/√n, None of one value."""
-    count = len(values)
-    mean = math.fsum(values) / count
-    if count == 1:
-        return mean, None
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    return mean, math.sqrt(variance / count)
 
 
 def rank_text(rank: Mapping[str, Any]) -> str:

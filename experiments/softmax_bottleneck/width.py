@@ -13,14 +13,15 @@ from experiments.softmax_bottleneck.trained import (
     Trained,
     as_recorded,
     bound_text,
-    mean_and_error,
     rank_text,
     train,
     with_ranks,
     write_results,
 )
+from headlab.sweeps.comparison import mean_and_error, paired_difference
 
 SWEEP = ROOT / "configs" / "sweeps" / "head_width.py"
+LINEAR, MIXTURE = "low_rank", "mixture_of_softmaxes"
 
 
 class Found(NamedTuple):
@@ -80,16 +81,19 @@ def best_rates(search: Trained) -> list[dict[str, Any]]:
 def measure(found: Found, workdir: Path, how: How) -> dict[str, Any]:
     """Measures the finished runs, and writes width.json, and width.png where there is any, into `workdir`.
 
-    Returns what is written: "summary" (see `summarise`), "runs" with rank and theory as rank.json has them, the "rates"
-    and the "search" that they are of, "unfinished" of both sweeps, "contexts", "split", the command, and the versions.
+    Returns what is written: "summary" (see `summarise`), "differences" (see there), "runs" with rank and theory as
+    rank.json has them, the "rates" and the "search" that they are of, "unfinished" of both sweeps, "contexts", "split",
+    the command, and the versions.
     """
     from headlab.runs import environment
 
     runs = [as_recorded(run) for run in with_ranks(found.seeds.runs, how.contexts)]
+    summary = summarise(runs, found.rates)
     results = {
         "contexts": how.contexts,
         "split": SPLIT,
-        "summary": summarise(runs, found.rates),
+        "summary": summary,
+        "differences": differences(runs),
         "runs": runs,
         "rates": found.rates,
         "search": [
@@ -102,7 +106,7 @@ def measure(found: Found, workdir: Path, how: How) -> dict[str, Any]:
     }
     write_results(workdir / "width.json", results)
     if runs:
-        _figure(results["summary"]).savefig(workdir / "width.png", dpi=150)
+        _figure(summary).savefig(workdir / "width.png", dpi=150)
     return results
 
 
@@ -141,6 +145,26 @@ def summarise(
     return rows
 
 
+def differences(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Validation loss of the mixture minus that of the linear head of the same width, paired by seed.
+
+    "width", "loss" ([mean, low, high], nats a token: the ends of the 95% interval of Student's t, None of one pair) and
+    "seeds" (those that both have).
+    """
+    losses: dict[tuple[str, int], dict[int, float]] = {}
+    for run in runs:
+        own = losses.setdefault((run["head"], _width(run["options"])), {})
+        own[run["seed"]] = run["loss"]
+    found = []
+    for width in sorted({width for _, width in losses}):
+        mixture, linear = (losses.get((head, width), {}) for head in (MIXTURE, LINEAR))
+        if seeds := sorted(mixture.keys() & linear.keys()):
+            found.append(
+                {"width": width, "loss": paired_difference(mixture, linear), "seeds": seeds}
+            )
+    return found
+
+
 def show(results: dict[str, Any]) -> None:
     """Prints a table of what `measure` found."""
     from rich import box
@@ -170,7 +194,14 @@ def show(results: dict[str, Any]) -> None:
             f"{row['vocab_size']:,}",
             f"{row['parameters_head']:,}",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for each in results["differences"]:
+        mean, low, high = each["loss"]
+        interval = "one pair" if low is None else f"95% interval {low:+.4f} … {high:+.4f}"
+        console.print(
+            f"d = {each['width']}: {MIXTURE} - {LINEAR} = {mean:+.4f} nats a token ({interval})"
+        )
 
 
 def _width(options: Mapping[str, Any]) -> int:

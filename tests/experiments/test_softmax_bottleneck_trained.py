@@ -1,13 +1,12 @@
 """Ranks on text and the width of the head: what is trained, chosen, measured and kept."""
 
 import json
-import math
 import shutil
-import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.softmax_bottleneck import run, trained, width
 from headlab import config as configs
@@ -171,6 +170,7 @@ def test_width_searches_rates_on_validation_and_gives_other_seeds_the_best(exper
             assert row["ranks"] == [row["width"] + 1] == [row["bound"]]
         else:
             assert row["ranks"][0] > 9 and row["bound"] is None
+    assert [each["width"] for each in found["differences"]] == [4, 8]
     assert len({row["parameters_body"] for row in found["summary"]}) == 1  # the body is fixed
     assert len({one["parameters_embedding"] for one in found["runs"]}) == 1
     assert (experiment.workdir / "width.png").read_bytes().startswith(b"\x89PNG")
@@ -206,12 +206,23 @@ def test_a_search_that_is_not_over_chooses_nothing():
     assert width.best_rates(trained.Trained([point(0.1, 3.0)], open_ones)) == []
 
 
-def test_means_and_errors_are_numpys():
-    values = [2.0, 2.5, 4.0]
-    mean, error = trained.mean_and_error(values)
-    assert mean == pytest.approx(np.mean(values))
-    assert error == pytest.approx(statistics.stdev(values) / math.sqrt(3))
-    assert trained.mean_and_error([3.0]) == (3.0, None)
+def test_a_difference_is_paired_by_the_seeds_that_both_heads_have():
+    linear, mixture = {1: 3.0, 2: 3.25, 3: 3.125}, {3: 3.0, 2: 3.0, 1: 2.9, 4: 1.0}
+    runs = [
+        {"head": head, "seed": seed, "loss": loss, "options": {option: 16}}
+        for head, option, losses in (
+            ("low_rank", "head.rank", linear),
+            ("mixture_of_softmaxes", "head.d_latent", mixture),
+        )
+        for seed, loss in losses.items()
+    ]
+    alone = {"head": "low_rank", "seed": 1, "loss": 2.0, "options": {"head.rank": 32}}
+    (found,) = width.differences([*runs, alone])
+    assert (found["width"], found["seeds"]) == (16, [1, 2, 3])
+    shared = [[losses[seed] for seed in (1, 2, 3)] for losses in (mixture, linear)]
+    reference = stats.ttest_rel(*shared).confidence_interval(0.95)
+    expected = [np.subtract(*shared).mean(), reference.low, reference.high]
+    np.testing.assert_allclose(found["loss"], expected)
 
 
 @pytest.mark.parametrize(
