@@ -42,6 +42,69 @@ def log_probabilities(truth: Truth) -> Float[np.ndarray, "contexts vocab"]:
     return log_softmax(truth.scale * states @ (rows - rows.mean(axis=0)).T, axis=1)
 
 
+def measure(
+    truth: Truth,
+    heads: Sequence[str],
+    widths: Sequence[int],
+    restarts: int,
+    iterations: int,
+    workdir: Path,
+) -> dict[str, Any]:
+    """Fits what isn't fitted yet, and writes known_truth.json and known_truth.png into `workdir`.
+
+    Returns what is written: "fits" (see `fit_all`), the "truth", the numerical rank of its row-centred
+    log P, and the settings.
+    """
+    from headlab.analysis import rank
+    from headlab.analysis.plots import draw_excess
+    from headlab.runs import environment
+
+    fits = fit_all(truth, heads, widths, restarts=restarts, iterations=iterations, workdir=workdir)
+    log_p = log_probabilities(truth)
+    found = {
+        "truth": truth._asdict(),
+        "centred_rank": rank(log_p - log_p.mean(axis=1, keepdims=True)).rank,
+        "restarts": restarts,
+        "iterations": iterations,
+        "fits": fits,
+        "environment": environment(),
+    }
+    points = {
+        head: [(fit["width"], max(fit["excess"], 1e-12)) for fit in fits if fit["head"] == head]
+        for head in heads
+    }
+    draw_excess(points, truth.rank).savefig(workdir / "known_truth.png", dpi=150)
+    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
+    (workdir / "known_truth.json").write_text(text, encoding="utf-8")
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    """Prints a table of what `measure` found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    truth = found["truth"]
+    widths = sorted({fit["width"] for fit in found["fits"]})
+    table = Table(
+        title=f"excess KL, nats a context: row-centred log P of rank {found['centred_rank']}, {truth['contexts']} "
+        f"contexts, {truth['vocab']} tokens",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        caption=f"the best of {found['restarts']} restarts; in brackets how far the second best is behind",
+    )
+    table.add_column("head", overflow="fold")
+    for width in widths:
+        table.add_column(f"d = {width}", justify="right")
+    for head in dict.fromkeys(fit["head"] for fit in found["fits"]):
+        own = {fit["width"]: fit for fit in found["fits"] if fit["head"] == head}
+        table.add_row(
+            head, *(f"{own[w]['excess']:.1e} ({own[w]['agreement']:.0e})" for w in widths)
+        )
+    Console().print(table)
+
+
 def fit_all(
     truth: Truth,
     heads: Sequence[str],

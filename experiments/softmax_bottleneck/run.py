@@ -1,21 +1,35 @@
-"""Fits every head to distributions whose row-centred log P has a known rank, at widths below and above it.
+"""What the softmax bottleneck costs: on distributions of known rank, on text, and as the head becomes wider.
 
-    python -m experiments.softmax_bottleneck.run
+    python -m experiments.softmax_bottleneck.run known_truth
+    python -m experiments.softmax_bottleneck.run text_ranks --contexts=10000
+    python -m experiments.softmax_bottleneck.run width --jobs=2
     python -m experiments.softmax_bottleneck.run --quick
-    python -m experiments.softmax_bottleneck.run --rank=8 --heads=untied,sigsoftmax
 
-The same command goes on where an earlier one was stopped; fits that are done are kept.
+The same command goes on where an earlier one was stopped; fits, runs and ranks that are done are kept.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headlab import cli
-from headlab.errors import UsageError
+from headlab.errors import HeadlabError, UsageError
+
+if TYPE_CHECKING:
+    from experiments.softmax_bottleneck.trained import How
+
+PARTS = ("known_truth", "text_ranks", "width")
+CONTEXTS, QUICK_CONTEXTS = 10_000, 1_024
+
+#: flags of known_truth and their defaults, and those of the parts that train
+_TRUTH = {"rank": 6, "vocab": 32, "heads": "", "restarts": 4, "iterations": 3000, "seed": 0}
+_TRAINED = ("contexts", "jobs", "vectorized", "retry", "measure_only")
+
+_Measure = Callable[[], int]  # measures, writes and prints; how many points haven't finished
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,111 +38,159 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
-    from experiments.softmax_bottleneck.known_truth import Truth
-    from headlab import heads
-
-    chosen = options.heads.split(",") if options.heads else list(heads.names())
-    if options.quick and not options.heads:
-        chosen = ["untied", "mixture_of_softmaxes", "sigsoftmax"]
-    for name in chosen:
-        heads.get(name)  # an unknown name is refused before anything starts
-    if not 3 <= options.rank < options.vocab:
-        raise UsageError(
-            f"--rank is {options.rank}; it must be in 3 … {options.vocab - 1}, so that a head can be narrower, and "
-            "below the size of the vocabulary"
+    given, overrides = cli.split_overrides(arguments)
+    options = _parser().parse_args(given)
+    parts = _parts(options, overrides)
+    default = "runs/softmax_bottleneck" + ("-quick" if options.quick else "")
+    workdir = Path(options.workdir or default)
+    # Everything is trained before anything is measured: this process must not hold a device that others train on.
+    measures: list[_Measure] = []
+    if "known_truth" in parts:
+        measures.append(_known_truth(options, workdir))
+    if set(parts) - {"known_truth"}:
+        how = _how(options, overrides, arguments)
+        measures += [_trained(part, workdir, how) for part in parts if part != "known_truth"]
+    unfinished = sum(measure() for measure in measures)
+    if unfinished:
+        raise HeadlabError(
+            f"{unfinished} runs have not finished; {workdir} has what is measured of the others, and the names under "
+            '"unfinished". The same command goes on with them, and with --retry with those that failed'
         )
-    widths = {2, options.rank - 1, options.rank, options.rank + 2}
-    truth = Truth(rank=options.rank, vocab=options.vocab, seed=options.seed)
-    workdir = Path(options.workdir)
-    found = measure(
-        truth, chosen, sorted(set(widths)), options.restarts, options.iterations, workdir
-    )
-    _print(found)
-    print(f"written to {workdir / 'known_truth.json'} and {workdir / 'known_truth.png'}")
     return 0
 
 
-def measure(
-    truth: Any,
-    heads: Sequence[str],
-    widths: Sequence[int],
-    restarts: int,
-    iterations: int,
-    workdir: Path,
-) -> dict[str, Any]:
-    """Fits what isn't fitted yet, and writes known_truth.json and known_truth.png into `workdir`.
-
-    Returns what is written: "fits" (see `known_truth.fit_all`), the "truth", the numerical rank of its row-centred
-    log P, and the settings.
-    """
-    from experiments.softmax_bottleneck import known_truth
-    from headlab.analysis import rank
-    from headlab.analysis.plots import draw_excess
-    from headlab.runs import environment
-
-    fits = known_truth.fit_all(
-        truth, heads, widths, restarts=restarts, iterations=iterations, workdir=workdir
-    )
-    log_p = known_truth.log_probabilities(truth)
-    found = {
-        "truth": truth._asdict(),
-        "centred_rank": rank(log_p - log_p.mean(axis=1, keepdims=True)).rank,
-        "restarts": restarts,
-        "iterations": iterations,
-        "fits": fits,
-        "environment": environment(),
-    }
-    points = {
-        head: [(fit["width"], max(fit["excess"], 1e-12)) for fit in fits if fit["head"] == head]
-        for head in heads
-    }
-    draw_excess(points, truth.rank).savefig(workdir / "known_truth.png", dpi=150)
-    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
-    (workdir / "known_truth.json").write_text(text, encoding="utf-8")
-    return found
-
-
-def _print(found: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    truth = found["truth"]
-    widths = sorted({fit["width"] for fit in found["fits"]})
-    table = Table(
-        title=f"excess KL, nats a context: row-centred log P of rank {found['centred_rank']}, {truth['contexts']} "
-        f"contexts, {truth['vocab']} tokens",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        caption=f"the best of {found['restarts']} restarts; in brackets how far the second best is behind",
-    )
-    table.add_column("head", overflow="fold")
-    for width in widths:
-        table.add_column(f"d = {width}", justify="right")
-    for head in dict.fromkeys(fit["head"] for fit in found["fits"]):
-        own = {fit["width"]: fit for fit in found["fits"] if fit["head"] == head}
-        table.add_row(
-            head, *(f"{own[w]['excess']:.1e} ({own[w]['agreement']:.0e})" for w in widths)
+def _parts(options: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The parts that were asked for; UsageError for a flag of a part that wasn't."""
+    of_truth = [flag for flag in _TRUTH if getattr(options, flag) is not None]
+    of_trained = [flag for flag in _TRAINED if getattr(options, flag)]
+    part = options.part
+    if part is None:
+        part = "known_truth" if of_truth or not options.quick else "all"
+    if of_truth and part not in ("known_truth", "all"):
+        raise UsageError(f"--{of_truth[0]} is of known_truth, not of {part}; leave it away")
+    if part == "known_truth" and (of_trained or overrides):
+        flag = of_trained[0].replace("_", "-") if of_trained else f"config.{overrides[0][0]}"
+        raise UsageError(
+            f"--{flag} is of text_ranks and width, not of known_truth: name one of them, or all"
         )
-    Console().print(table)
+    return PARTS if part == "all" else (part,)
+
+
+def _known_truth(options: argparse.Namespace, workdir: Path) -> _Measure:
+    """Checks what part 1 was asked for, and returns what does it."""
+    asked = {flag: getattr(options, flag) for flag in _TRUTH}
+    asked = {flag: _TRUTH[flag] if value is None else value for flag, value in asked.items()}
+    from experiments.softmax_bottleneck import known_truth
+    from headlab import heads
+
+    chosen = asked["heads"].split(",") if asked["heads"] else list(heads.names())
+    if options.quick and not asked["heads"]:
+        chosen = ["untied", "mixture_of_softmaxes", "sigsoftmax"]
+    for name in chosen:
+        heads.get(name)  # an unknown name is refused before anything starts
+    rank = asked["rank"]
+    if not 3 <= rank < asked["vocab"]:
+        raise UsageError(
+            f"--rank is {rank}; it must be in 3 … {asked['vocab'] - 1}, so that a head can be narrower, and "
+            "below the size of the vocabulary"
+        )
+    widths = sorted({2, rank - 1, rank, rank + 2})
+    truth = known_truth.Truth(rank=rank, vocab=asked["vocab"], seed=asked["seed"])
+
+    def measure() -> int:
+        found = known_truth.measure(
+            truth, chosen, widths, asked["restarts"], asked["iterations"], workdir
+        )
+        known_truth.show(found)
+        _written("known_truth", workdir)
+        return 0
+
+    return measure
+
+
+def _how(
+    options: argparse.Namespace, overrides: Sequence[tuple[str, str]], arguments: Sequence[str]
+) -> How:
+    from experiments.softmax_bottleneck.trained import How
+
+    return How(
+        contexts=options.contexts or (QUICK_CONTEXTS if options.quick else CONTEXTS),
+        overrides=tuple(overrides),
+        tiny=options.quick,
+        jobs=options.jobs or 1,
+        vectorized=options.vectorized,
+        retry=options.retry,
+        measure_only=options.measure_only,
+        command=("python", "-m", "experiments.softmax_bottleneck.run", *arguments),
+    )
+
+
+def _trained(part: str, workdir: Path, how: How) -> _Measure:
+    """Trains a part's runs, and returns what measures them."""
+    from experiments.softmax_bottleneck import text_ranks, width
+
+    module: Any = {"text_ranks": text_ranks, "width": width}[part]
+    found = module.trained(workdir, how)
+
+    def measure() -> int:
+        results = module.measure(found, workdir, how)
+        module.show(results)
+        _written(part, workdir)
+        return len(results["unfinished"])
+
+    return measure
+
+
+def _written(part: str, workdir: Path) -> None:
+    there = [path for path in (workdir / f"{part}.json", workdir / f"{part}.png") if path.exists()]
+    print(f"written to {' and '.join(map(str, there))}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         prog="python -m experiments.softmax_bottleneck.run",
-        description="Fits every head to distributions of a known rank, at widths below and above it.",
+        description="Part 1, known_truth: fits every head to distributions of a known rank. Part 2, text_ranks: trains "
+        "every head, and measures the rank of its log-probabilities on held-out text. Part 3, width: loss and rank of "
+        "one softmax and of a mixture, by the width of the head.",
+        epilog="Any option of the config of text_ranks' and width's runs is set by --config.KEY=VALUE (see headlab "
+        "options).",
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="three heads in place of all")
-    parser.add_argument("--rank", type=cli.count, default=6, help="of row-centred log P (6)")
-    parser.add_argument("--vocab", type=cli.count, default=32, help="tokens (32)")
-    parser.add_argument("--heads", metavar="NAMES", help="separated by commas; default: all")
-    parser.add_argument("--restarts", type=cli.count, default=4, help="of each fit (4)")
-    parser.add_argument("--iterations", type=cli.count, default=3000, help="of a restart (3000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the distributions (0)")
-    parser.add_argument("--workdir", default="runs/softmax_bottleneck", metavar="DIR")
+    parser.add_argument(
+        "part",
+        nargs="?",
+        choices=(*PARTS, "all"),
+        help="default: known_truth, or with --quick alone all",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="all parts at tiny size, in minutes: fewer heads, 60 steps",
+    )
+    parser.add_argument("--workdir", metavar="DIR", help="default: runs/softmax_bottleneck[-quick]")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    truth = parser.add_argument_group("known_truth")
+    truth.add_argument("--rank", type=cli.count, help="of row-centred log P (6)")
+    truth.add_argument("--vocab", type=cli.count, help="tokens (32)")
+    truth.add_argument("--heads", metavar="NAMES", help="separated by commas; default: all")
+    truth.add_argument("--restarts", type=cli.count, help="of each fit (4)")
+    truth.add_argument("--iterations", type=cli.count, help="of a restart (3000)")
+    truth.add_argument("--seed", type=int, help="of the distributions (0)")
+    trained = parser.add_argument_group("text_ranks and width")
+    trained.add_argument(
+        "--contexts",
+        type=cli.count,
+        metavar="N",
+        help=f"held-out positions of each matrix ({CONTEXTS:,}; {QUICK_CONTEXTS:,} with --quick)",
+    )
+    trained.add_argument("--jobs", type=cli.count, metavar="N", help="runs at once (1)")
+    trained.add_argument(
+        "--vectorized", action="store_true", help="train seeds or rates of one head as one program"
+    )
+    trained.add_argument("--retry", action="store_true", help="try runs again that failed before")
+    trained.add_argument(
+        "--measure-only", action="store_true", help="train nothing; measure what has finished"
+    )
     return parser
 
 
