@@ -26,6 +26,7 @@ PARTS = ("known_truth", "text_ranks", "width")
 CONTEXTS, QUICK_CONTEXTS = 10_000, 1_024
 
 #: flags of known_truth and their defaults, and those of the parts that train
+_QUICK_TRUTH = {"heads": "untied,mixture_of_softmaxes,sigsoftmax", "restarts": 2, "iterations": 500}
 _TRUTH = {"rank": 6, "vocab": 32, "heads": "", "restarts": 4, "iterations": 3000, "seed": 0}
 _TRAINED = ("contexts", "jobs", "vectorized", "retry", "measure_only")
 
@@ -79,13 +80,12 @@ def _parts(options: argparse.Namespace, overrides: Sequence[tuple[str, str]]) ->
 def _known_truth(options: argparse.Namespace, workdir: Path) -> _Measure:
     """Checks what part 1 was asked for, and returns what does it."""
     asked = {flag: getattr(options, flag) for flag in _TRUTH}
-    asked = {flag: _TRUTH[flag] if value is None else value for flag, value in asked.items()}
+    default = {**_TRUTH, **(_QUICK_TRUTH if options.quick else {})}
+    asked = {flag: default[flag] if value is None else value for flag, value in asked.items()}
     from experiments.softmax_bottleneck import known_truth
     from headlab import heads
 
     chosen = asked["heads"].split(",") if asked["heads"] else list(heads.names())
-    if options.quick and not asked["heads"]:
-        chosen = ["untied", "mixture_of_softmaxes", "sigsoftmax"]
     for name in chosen:
         heads.get(name)  # an unknown name is refused before anything starts
     rank = asked["rank"]
@@ -173,8 +173,8 @@ def _parser() -> argparse.ArgumentParser:
     truth.add_argument("--rank", type=cli.count, help="of row-centred log P (6)")
     truth.add_argument("--vocab", type=cli.count, help="tokens (32)")
     truth.add_argument("--heads", metavar="NAMES", help="separated by commas; default: all")
-    truth.add_argument("--restarts", type=cli.count, help="of each fit (4)")
-    truth.add_argument("--iterations", type=cli.count, help="of a restart (3000)")
+    truth.add_argument("--restarts", type=cli.count, help="of each fit (4; 2 with --quick)")
+    truth.add_argument("--iterations", type=cli.count, help="of a restart (3000; 500 with --quick)")
     truth.add_argument("--seed", type=int, help="of the distributions (0)")
     trained = parser.add_argument_group("text_ranks and width")
     trained.add_argument(
