@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headlab import config, training
+from headlab.runs import RunDirectory
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
 WORDS, SUCCESSORS, DOCUMENTS = 1000, 6, 400
@@ -54,3 +55,9 @@ def train(head: str, text: str, workdir: str | Path, seed: int = 0) -> dict[str,
         ],
     )
     return training.train(settings, str(workdir))
+
+
+def loss_curve(run: str | Path) -> list[tuple[int, float]]:
+    """(step, held-out loss in nats a token) at each evaluation of a run."""
+    records = RunDirectory(run).metrics()
+    return [(r["step"], r["validation/loss"]) for r in records if "validation/loss" in r]
