@@ -42,7 +42,8 @@ def train(config: Any, workdir: str) -> dict[str, Any]:
     results, failures = _train([(configs.resolve(config), workdir)])
     for failure in failures.values():
         raise failure
-    return results[workdir]
+    (result,) = results.values()
+    return result
 
 
 def train_stacked(
@@ -55,7 +56,7 @@ def train_stacked(
     last step that all of its unfinished runs have saved.
 
     Returns:
-      What result.json holds of each finished run, and the failure of each other one, by directory.
+      What result.json holds of each finished run, and the failure of each other one, by directory, `str(Path(…))`.
 
     Raises:
       UsageError: the runs cannot be stacked (see `headlab.training.stacking`), or as in `train`; nothing was started.
@@ -91,7 +92,7 @@ def _train(
             finished = run.result()
             if finished is not None:
                 say(config, f"{workdir} has finished already; its result is returned as it is.")
-                results[workdir] = finished
+                results[str(run.path)] = finished
                 continue
             if processes.first():
                 dataset.tokenizer.save(run.tokenizer_path)
