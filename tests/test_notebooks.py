@@ -49,7 +49,7 @@ def test_a_notebook_runs_and_shows_the_figures_that_are_committed(name, cache, m
     committed = read(name)
     executed = NotebookClient(  # in memory: the file stays as it is
         read(name),
-        timeout=300,
+        timeout=1200,  # seconds a cell: a hang, not a busy machine
         kernel_name="python3",
         resources={"metadata": {"path": str(ROOT / "notebooks")}},
     ).execute()
