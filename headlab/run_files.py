@@ -155,9 +155,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UsageError(f"{self.path} is a file. Choose a directory for the run.") from None
-        # what a kill during this very method may leave does not count
-        ours = {self.lock_path.name, files.temporary(self.config_path).name}
-        others = sorted({entry.name for entry in self.path.iterdir()} - ours)
+        others = self.others()
         if others and not self.config_path.exists():
             raise UsageError(
                 f"{self.path} is not empty and not a run: it holds {_listed(others)} but no "
@@ -166,6 +164,12 @@ class RunDirectory:
         with self.lock():  # two processes that start at once must not both write
             if not self.config_path.exists():
                 files.replace(self.config_path, configs.to_json(config).encode())
+
+    def others(self) -> list[str]:
+        """What the directory holds, if it is there, but for what a kill before config.json was whole may leave."""
+        ours = {self.lock_path.name, files.temporary(self.config_path).name}
+        found = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted({entry.name for entry in found} - ours)
 
     def _config_text(self) -> str:
         try:

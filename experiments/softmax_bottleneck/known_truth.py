@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+
+from experiments.softmax_bottleneck.trained import write_results
+from headlab import files
 
 #: options of the heads that need some at these sizes; low_rank is half as wide as its model, as by default
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -74,8 +76,7 @@ def measure(
         for head in heads
     }
     draw_excess(points, truth.rank).savefig(workdir / "known_truth.png", dpi=150)
-    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
-    (workdir / "known_truth.json").write_text(text, encoding="utf-8")
+    write_results(workdir / "known_truth.json", found)
     return found
 
 
@@ -131,9 +132,7 @@ def fit_all(
             continue
         start = time.monotonic()
         row = _fitted(log_p, head, width, restarts, iterations)
-        temporary = file.with_suffix(".new")
-        temporary.write_text(json.dumps(row), encoding="utf-8")
-        os.replace(temporary, file)
+        files.replace(file, json.dumps(row).encode())
         rows.append(row)
         spent.append(time.monotonic() - start)
         left = (len(pairs) - number) * sum(spent) / len(spent)

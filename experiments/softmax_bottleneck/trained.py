@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headlab import files
 from headlab.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -141,10 +141,8 @@ def as_recorded(run: Mapping[str, Any]) -> dict[str, Any]:
 def write_results(path: Path, found: Any) -> None:
     """Writes JSON at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
     text = json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    files.replace(path, text.encode())
 
 
 def rank_text(rank: Mapping[str, Any]) -> str:

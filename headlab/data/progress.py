@@ -43,3 +43,14 @@ def status(description: str, *, enabled: bool = True) -> Iterator[None]:
 
     with Console(stderr=True).status(description):
         yield
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are some.
+
+    >>> duration(75), duration(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -193,7 +193,8 @@ class SweepDirectory:
         if "config.json" in found:
             raise UsageError(f"{self.path} is a run, not a sweep. Choose another --workdir.")
         # what a kill before sweep.json was whole may leave does not count
-        others = [name for name in found if name not in (self.work_path.name, ".sweep.json.new")]
+        ours = (self.work_path.name, files.temporary(self.record_path).name)
+        others = [name for name in found if name not in ours]
         if others:
             raise UsageError(
                 f"{self.path} is not empty and not a sweep: it holds {', '.join(others[:5])} but no sweep.json. Choose "

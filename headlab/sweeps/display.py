@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headlab.data.progress import duration
 from headlab.sweeps.states import FAILED, RUNNING, STARTING, Status, tally
 
 _PLAIN_EVERY = 30.0  # seconds between plain lines about what is running
@@ -77,7 +78,7 @@ def _numbers(status: Status) -> tuple[str, ...]:
         "" if status.loss is None else f"{status.loss:.4f}",
         "" if status.held_out is None else f"{status.held_out:.4f}",
         "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}",
-        "" if status.seconds_left is None else _duration(status.seconds_left),
+        "" if status.seconds_left is None else duration(status.seconds_left),
     )
 
 
@@ -95,9 +96,3 @@ def _line(status: Status) -> str:
     if status.state == STARTING:
         parts = parts[:1]
     return f"{status.name}: {', '.join(part for part in parts if part)}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -92,11 +92,10 @@ def check_runs(directory: SweepDirectory, points: Iterable[PlannedPoint]) -> Non
 def _refuse_other_content(run: RunDirectory) -> None:
     if run.path.exists() and not run.path.is_dir():
         raise UsageError(f"{run.path} is a file where a run would be; move it away.")
-    ours = (run.lock_path.name, ".config.json.new")
-    others = [e.name for e in run.path.iterdir() if e.name not in ours] if run.path.is_dir() else []
+    others = run.others()
     if others:
         raise UsageError(
-            f"{run.path} is not empty and not a run: it holds {', '.join(sorted(others)[:5])}; move it away, or choose "
+            f"{run.path} is not empty and not a run: it holds {', '.join(others[:5])}; move it away, or choose "
             "another --workdir."
         )
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
+from headlab.data.progress import duration
 from headlab.errors import HeadlabError
 from headlab.runs import RunDirectory
 
@@ -223,7 +224,7 @@ class TerminalWriter:
         first_step, first_time = self._first or (step, now)
         if first_step < step < self._steps:
             rate = (now - first_time) / (step - first_step)
-            parts.append(f"ETA {_duration(rate * (self._steps - step))}")
+            parts.append(f"ETA {duration(rate * (self._steps - step))}")
         return "  ".join(parts)
 
 
@@ -255,9 +256,3 @@ def _disk_failures_of(path: str | os.PathLike[str]) -> Iterator[None]:
             f"metrics could not be written to {path} ({problem.strerror}); checkpoints are intact. "
             "Free some space, then run the same command again to resume."
         ) from problem
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
