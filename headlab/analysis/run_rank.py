@@ -24,7 +24,7 @@ class RunRank:
     """What was measured of which checkpoint, on which text."""
 
     head: str
-    step: int
+    step: int | None  # None: of a Hugging Face folder
     split: str
     contexts: int
     spectrum: Spectrum

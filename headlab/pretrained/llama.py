@@ -23,7 +23,7 @@ from headlab.errors import HeadlabError, UsageError
 from headlab.heads import Head
 from headlab.heads.linear import Tied, Untied
 from headlab.models.layers import Norm
-from headlab.scoring.safetensors_folder import TensorFolder
+from headlab.pretrained.folder import TensorFolder
 
 
 class Llama(NamedTuple):
