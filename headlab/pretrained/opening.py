@@ -2,25 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-from ml_collections import ConfigDict
+from typing import Literal
 
 from headlab import config as configs
-from headlab import models
 from headlab.costs import read_config
-from headlab.data import Tokenizer
 from headlab.errors import UsageError
-from headlab.pretrained.llama import load_llama
+from headlab.pretrained.reading import OpenModel, load_pretrained
 from headlab.runs import Restored, RunDirectory, restore_model
-
-
-class OpenModel(NamedTuple):
-    """A decoder with what it needs to read text."""
-
-    model: models.Decoder
-    tokenizer: Tokenizer
-    config: ConfigDict  # of the model as it is: config.head.name is the head that it has
 
 
 def open_model(
@@ -32,7 +20,7 @@ def open_model(
 
     Raises:
       UsageError: there is neither, no such checkpoint, or the folder's model is not one of headlab's decoders (see
-        `load_llama`).
+        `load_pretrained`).
       HeadlabError: a file is damaged.
     """
     restored = restore(path, step)
@@ -50,7 +38,7 @@ def restore(path: str | os.PathLike[str], step: int | Literal["last", "best"] = 
         raise UsageError(
             f"{path} is a folder in the Hugging Face layout and has one model: leave step {step!r} out"
         )
-    model, tokenizer, config = load_llama(Path(path))
+    model, tokenizer, config = load_pretrained(path)
     return Restored(model, config.head.name, tokenizer, config, None)
 
 

@@ -68,10 +68,10 @@ def choose_text(
     White space at the end of the prompt is moved to the front of each candidate, for a token often begins with its
     space. Then, with n the number of tokens of the prompt alone, a candidate's tokens are those of
     encode(prompt + candidate) from the n-th on. After an empty prompt (also one of white space alone) the tokenizer's
-    separator stands in its place. Bytes are those of the candidate as given, without what was moved.
+    `start_id` stands in its place. Bytes are those of the candidate as given, without what was moved.
 
     Args:
-      add_separator: put the separator before the prompt, as in the documents that headlab's models are trained on; by
+      add_separator: put it before the prompt, as in the documents that headlab's models are trained on; by
         default, as in the harness, only an empty prompt has it.
 
     Raises:
@@ -85,7 +85,7 @@ def choose_text(
     moved = prompt[len(kept) :]
     alone = tokenizer.encode(kept)
     together = tokenizer.encode_batch([kept + moved + candidate for candidate in candidates])
-    start = [tokenizer.separator_id] if add_separator or not alone else []
+    start = [tokenizer.start_id] if add_separator or not alone else []
     pairs = [([*start, *alone], ids[len(alone) :]) for ids in together]
     sizes = [len(candidate.encode()) for candidate in candidates]
     return _scored(model, pairs, sizes, batch_size)

@@ -5,6 +5,7 @@ from headlab.cli.commands import (
     compare,
     cost,
     evaluate,
+    export,
     generate,
     options,
     rank,
@@ -23,6 +24,7 @@ COMMANDS: tuple[Command, ...] = (
     rank.COMMAND,
     score.COMMAND,
     generate.COMMAND,
+    export.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )

@@ -15,7 +15,12 @@ _LONGEST_TABLE = 200  # tokens of which each gets a line
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        metavar="RUN",
+        help="the run directory, or a Hugging Face folder",
+    )
     parser.add_argument(
         "file", metavar="FILE", help="a UTF-8 text, one document; - is standard input"
     )
@@ -37,15 +42,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     text = _text(options.file)
-    from headlab.runs import RunDirectory, restore_model
+    from headlab.pretrained import restore
     from headlab.scoring import default_stride, score, total_log_prob
 
-    model, head, tokenizer, _, step = restore_model(RunDirectory(options.workdir))
+    model, head, tokenizer, _, step = restore(options.workdir)
     [scores] = score(
         model,
         [tokenizer.encode(text)],
         top=options.top,
-        prefix=[tokenizer.separator_id],
+        prefix=[tokenizer.start_id],
         stride=options.stride,
         batch_size=options.batch_size,
         progress=True,
@@ -153,6 +158,7 @@ COMMAND = Command(
     headlab score --workdir=runs/tied text.txt
     headlab score --workdir=runs/tied text.txt --top=5
     headlab score --workdir=runs/tied book.txt --stride=32 --json > scores.json
+    headlab score --workdir=models/SmolLM2-135M text.txt
     """,
     add_arguments=_add_arguments,
     run=_run,
