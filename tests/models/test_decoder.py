@@ -127,6 +127,17 @@ def test_a_cache_holds_the_key_value_heads_alone():
     assert [x.shape for layer in cache for x in layer] == [(3, 7, 2, 6)] * 4
 
 
+def test_wide_heads_go_on_from_a_cache_as_from_the_whole():
+    config = make_config(**VARIANTS["wide heads, Llama 3's positions, biases apart"])
+    model, tokens = noisy(models.build(config, V)), tokens_of(length=9)
+    cache, places, parts = model.empty_cache(2, 9), np.tile(np.arange(9), (2, 1)), []
+    for first, last in ((0, 5), (5, 9)):
+        h, cache = model.cached(tokens[:, first:last], cache, places[:, first:last])
+        parts.append(h)
+    # states of size 1 through two blocks: some tens of roundings
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), model(tokens), atol=1e-5)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_position_depends_on_its_own_and_earlier_tokens_only(variant):
     model = noisy(models.build(make_config(**VARIANTS[variant]), V))

@@ -84,12 +84,9 @@ def test_an_export_that_cannot_be_is_refused(arguments, said, run, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
-def test_the_rank_of_a_folder_is_that_of_its_head_on_a_text(saved, tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    text = tmp_path / "words.txt"
-    text.write_text("".join("".join(rng.choice([*"abc "], 60)) + "\n\n" for _ in range(150)))
+def test_the_rank_of_a_folder_is_that_of_its_head_on_a_text(saved, small_corpus, tmp_path, capsys):
     command = ["rank", f"--workdir={saved / 'llama'}", "--contexts=300", "--json"]
-    assert cli.main([*command, f"--corpus=text:{text}", f"--output={tmp_path / 'rank'}"]) == 0
+    assert cli.main([*command, f"--corpus={small_corpus}", f"--output={tmp_path / 'rank'}"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (
         record["rank"]["rank"] == record["theory"]["bound"] == 17
