@@ -3,6 +3,7 @@
 import json
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -277,6 +278,23 @@ def test_a_tied_head_may_be_stored_too_and_buffers_may_stand_there(saved, tmp_pa
     more = {"lm_head.weight": wte, "transformer.h.0.attn.bias": np.ones((1, 1, 16, 16), np.float32)}
     folder = changed_copy(saved, "gpt2", tmp_path / "m", tensors=more)
     same_parameters(load_pretrained(folder), load_pretrained(saved / "gpt2"))
+
+
+def test_files_may_be_many_and_in_bfloat16(saved, tmp_path):
+    folder = changed_copy(saved, "qwen2", tmp_path / "m")
+    single = folder / "model.safetensors"
+    narrow = {k: x.astype(ml_dtypes.bfloat16) for k, x in load_file(single).items()}
+    single.unlink()
+    files = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(narrow)}
+    for file in set(files.values()):
+        save_file({k: x for k, x in narrow.items() if files[k] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    found, wide = (load_pretrained(f) for f in (folder, saved / "qwen2"))
+    for one, other in zip(
+        *(jax.tree.leaves(models.split(m.model)[1]) for m in (found, wide)), strict=True
+    ):
+        assert one.dtype == np.float32
+        np.testing.assert_array_equal(one, np.asarray(other).astype(ml_dtypes.bfloat16))
 
 
 def test_names_may_lack_the_prefix_of_the_model_with_a_head(saved, tmp_path):
