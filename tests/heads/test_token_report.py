@@ -137,6 +137,36 @@ def test_an_order_of_sums_reports_the_same(head, make, contract):
         np.testing.assert_allclose(a, b, atol=4 * problem.value_tolerance)
 
 
+@pytest.mark.optimised
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
+def test_an_order_of_sums_reports_the_same_bits_on_any_number_of_shards(
+    name, vocab, make, contract
+):
+    """Eight blocks of rows; log-probability, rank, top, entropy and log-partition of forty tokens."""
+    problem = make(contract.loaded_case(name))
+    h = jax.random.normal(jax.random.key(0), (5, 8, contract.width))
+    targets = (np.arange(40, dtype=np.int32) * 7 % contract.vocab).reshape(5, 8)
+
+    def body(params, h, targets):
+        head, embedding = problem.modules(params)
+        head.sum_in_blocks(8)
+        return head.token_report(h, targets, 3, embedding=embedding)
+
+    one, many = (
+        jax.jit(
+            sharding.on_mesh(
+                body,
+                sharding.make_mesh(1, n),
+                in_specs=(problem.specs(), sharding.REPLICATED, sharding.REPLICATED),
+                out_specs=sharding.REPLICATED,
+            )
+        )(problem.params, h, targets)
+        for n in (1, vocab)
+    )
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def _lowered(name, contract, tokens, vocab, width, **options):
     modules = nnx.eval_shape(lambda: contract.modules(name, vocab, width, **options))
     graphs, states, constants = contract.split(modules)

@@ -6,6 +6,7 @@ from headlab.cli.commands import (
     cost,
     evaluate,
     generate,
+    lm_eval,
     options,
     rank,
     report,
@@ -23,6 +24,7 @@ COMMANDS: tuple[Command, ...] = (
     rank.COMMAND,
     score.COMMAND,
     generate.COMMAND,
+    lm_eval.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )
