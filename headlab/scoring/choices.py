@@ -71,7 +71,7 @@ def choose_text(
     Bytes are those of the candidate as given, without white space moved to it from the prompt.
 
     Args:
-      add_separator: put the separator before the prompt, as in the documents that headlab's models are trained on; by
+      add_separator: put it before the prompt, as in the documents that headlab's models are trained on; by
         default, as in the harness, only an empty prompt has it.
 
     Raises:
@@ -81,29 +81,28 @@ def choose_text(
     for number, candidate in enumerate(candidates):
         if not candidate:
             raise UsageError(f"candidate {number} is empty; it must have at least one character")
-    pairs = pair_ids(tokenizer, [(prompt, candidate) for candidate in candidates])
-    start = [tokenizer.separator_id]
-    if add_separator:
-        pairs = [(before if before == start else start + before, ids) for before, ids in pairs]
+    asked = [(prompt, candidate) for candidate in candidates]
+    pairs = pair_ids(tokenizer, asked, add_start=add_separator)
     sizes = [len(candidate.encode()) for candidate in candidates]
     return choose_pairs(model, pairs, byte_counts=sizes, batch_size=batch_size, mesh=mesh)
 
 
 def pair_ids(
-    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, add_start: bool = False
 ) -> list[tuple[list[int], list[int]]]:
     """The ids of (prompt, candidate) texts, by the rule of lm-evaluation-harness.
 
     White space at the end of the prompt is moved to the front of the candidate, for a token often begins with its
     space. Then, with n the number of tokens of the prompt alone, the candidate's tokens are those of
     encode(prompt + candidate) from the n-th on. After an empty prompt (also one of white space alone) the tokenizer's
-    separator stands in its place.
+    `start_id` stands in its place; with `add_start`, before every prompt.
     """
     prompts = [prompt.rstrip() for prompt, _ in pairs]
     alone = tokenizer.encode_batch(prompts)
     together = tokenizer.encode_batch([prompt + candidate for prompt, candidate in pairs])
+    start = [tokenizer.start_id]
     return [
-        (before or [tokenizer.separator_id], ids[len(before) :])
+        (start + before if add_start or not before else before, ids[len(before) :])
         for before, ids in zip(alone, together, strict=True)
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 from headlab import __version__, models, sharding
 from headlab.data.progress import track
 from headlab.errors import UsageError
-from headlab.runs import RunDirectory, restore_model
+from headlab.pretrained import restore
 from headlab.scoring.choices import Candidate, choose_pairs, pair_ids
 from headlab.scoring.requests import fitted, generation, rolling
 from headlab.scoring.text import generate_text
@@ -34,6 +34,7 @@ class HarnessModel:
         workdir: str,
         *,
         batch_size: int | str = 8,
+        add_bos_token: bool | None = None,
         max_length: int | None = None,
         max_gen_toks: int | None = None,
         step: int | str = "last",
@@ -42,8 +43,10 @@ class HarnessModel:
     ):
         """
         Args:
-          workdir: a run directory.
+          workdir: a run directory, or a folder in the Hugging Face layout.
           batch_size: texts at once, at least 1.
+          add_bos_token: put the tokenizer's start before every context, not in place of an empty one alone. None: where
+            it isn't the separator, as in Llama's folders, whose tokenizers do so under `transformers`.
           max_length: tokens that the model reads at most, from 1 to its own `max_length`, the default. Longer contexts
             lose tokens on the left, with a warning.
           max_gen_toks: new tokens where a task says nothing; None is 256, or half of `max_length` where that is less.
@@ -51,19 +54,23 @@ class HarnessModel:
           shards: devices that share the rows of the vocabulary in scoring; text is generated on one.
           seed: of sampling, in [0, 2**31).
 
-        Raises UsageError for values out of their range, and the errors of `restore_model`.
+        Raises UsageError for values out of their range, and the errors of `open_model`.
         """
         super().__init__()  # the harness's own base class, where there is one
         self.batch_size = _whole("batch_size", batch_size, 1)
         shards = _whole("shards", shards, 1)
         self._mesh = sharding.make_mesh(1, shards)
-        restored = restore_model(RunDirectory(workdir), _step(step), shards=shards)
+        restored = restore(workdir, _step(step), shards=shards)
         self.model, self._tokenizer = restored.model, restored.tokenizer
         if self._tokenizer.vocab_size > self.model.head.vocab_size:
             raise UsageError(
                 f"the tokenizer of {workdir} has ids up to {self._tokenizer.vocab_size - 1}; the model has "
                 f"{self.model.head.vocab_size} tokens: give the tokenizer that it was trained with"
             )
+        if add_bos_token not in (None, True, False):
+            raise UsageError(f"add_bos_token is {add_bos_token!r}; it must be true or false")
+        own_start = self._tokenizer.start_id != self._tokenizer.separator_id
+        self._add_start = own_start if add_bos_token is None else add_bos_token
         longest = self.model.max_length
         self.max_length = _whole(
             "max_length", longest if max_length is None else max_length, 1, longest
@@ -96,8 +103,7 @@ class HarnessModel:
                 raise UsageError(
                     f"a continuation of the context {context[-40:]!r} is empty; it must have at least one character"
                 )
-        pairs = pair_ids(self._tokenizer, asked) if asked else []
-        pairs = self._fitted(pairs)
+        pairs = self._fitted(pair_ids(self._tokenizer, asked, add_start=self._add_start))
 
         def done(number: int, candidate: Candidate) -> tuple[float, bool]:
             result = (candidate.log_prob, candidate.is_greedy)
@@ -109,15 +115,15 @@ class HarnessModel:
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Σ log p of all tokens of each text in nats: the first after the separator, in the harness's windows."""
+        """Σ log p of all tokens of each text in nats: the first after the start, in the harness's windows."""
         asked = [request.args for request in requests]
-        separator, windows, owners = self._tokenizer.separator_id, [], []
+        start, windows, owners = self._tokenizer.start_id, [], []
         for number, (text,) in enumerate(asked):
             if not text:
                 raise UsageError(
                     f"text {number} is empty; a text to be scored has at least one character"
                 )
-            own = list(rolling(self._tokenizer.encode(text), separator, self.max_length))
+            own = list(rolling(self._tokenizer.encode(text), start, self.max_length))
             windows += own
             owners += [number] * len(own)
         found = self._scored(windows, lambda _, c: c.log_prob, "rolling", disable_tqdm)
@@ -131,7 +137,7 @@ class HarnessModel:
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each (context, generation arguments), up to a stop string or the document's end.
 
-        The context stands as it is, without a separator before it, unless it is empty. Sampled texts depend on the
+        The context stands as it is, or after the start as `add_bos_token` says. Sampled texts depend on the
         seed, the order of the requests and the batch size.
         """
         asked = [(request.args[0], dict(request.args[1])) for request in requests]
@@ -142,11 +148,13 @@ class HarnessModel:
                     f"max_gen_toks is {plan.max_new_tokens}; with at least one token of context it must be below "
                     f"{self.max_length}, the max_length of the model: give a smaller one with --gen_kwargs"
                 )
-        ids = self._tokenizer.encode_batch([context for context, _ in asked]) if asked else []
+        start = [self._tokenizer.start_id]
+        ids = self._tokenizer.encode_batch([context for context, _ in asked])
+        ids = [start + own if self._add_start or not own else own for own in ids]
         prompts = []
         for own, plan in zip(ids, plans, strict=True):
             room = self.max_length - plan.max_new_tokens
-            prompts.append(own[-room:] or [self._tokenizer.separator_id])
+            prompts.append(own[-room:])
         self._warn(sum(len(p) < len(own) for p, own in zip(prompts, ids, strict=True)), len(asked))
         # alike plans together, and of these the longest prompts first: few shapes, and no surprise at the end
         order = sorted(

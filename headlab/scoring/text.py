@@ -40,7 +40,7 @@ def generate_text(
     samples: int = 1,
     seed: int = 0,
 ) -> list[list[Continuation]]:
-    """`samples` continuations of each prompt: of a text at the beginning of a document, after the separator, or of ids.
+    """`samples` continuations of each prompt: a text, which begins a document after `tokenizer.start_id`, or ids.
 
     A continuation ends after `max_new_tokens` tokens, where the model ends the document with the separator, or where
     its text has one of the strings `stop`, of which the first in the text counts: it is cut before that. A stop string
@@ -128,7 +128,7 @@ class _Writer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: str | Sequence[int], stop: tuple[str, ...]):
         if isinstance(prompt, str):
-            prompt = [tokenizer.separator_id, *tokenizer.encode(prompt)]
+            prompt = [tokenizer.start_id, *tokenizer.encode(prompt)]
         self.prompt = list(prompt)
         self.finish: Literal["length", "stop", "separator"] | None = None
         self._tokenizer, self._stop = tokenizer, stop

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from headlab import cli, runs
+from headlab.pretrained import opening
 from headlab.scoring import Rules, generate_text, score
 
 TEXT = "a bc é\n日本 a a"
@@ -16,7 +17,7 @@ def run(make_model, byte_tokenizer, monkeypatch):
     """A run's model, without its files."""
     config, model = make_model("untied", "rotary", vocabulary=259, max_length=40)
     restored = runs.Restored(model, "untied", byte_tokenizer, config, 7)
-    monkeypatch.setattr(runs, "restore_model", lambda run: restored)
+    monkeypatch.setattr(opening, "restore_model", lambda run, step: restored)
     monkeypatch.setenv("COLUMNS", "100")
     return model
 

@@ -5,6 +5,7 @@ from headlab.cli.commands import (
     compare,
     cost,
     evaluate,
+    export,
     generate,
     lm_eval,
     options,
@@ -25,6 +26,7 @@ COMMANDS: tuple[Command, ...] = (
     score.COMMAND,
     generate.COMMAND,
     lm_eval.COMMAND,
+    export.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from headlab import models
 from headlab.config import default_config, resolve
 from headlab.errors import HeadlabError, UsageError
-from headlab.scoring import load_head, load_llama, save_llama
+from headlab.pretrained import load_head, load_llama, save_llama
 
 LLAMA = {
     "hidden_size": 4,

@@ -7,7 +7,7 @@ import numpy as np
 
 from headlab.costs import read_architecture, read_config
 from headlab.errors import UsageError
-from headlab.scoring.safetensors_folder import TensorFolder
+from headlab.pretrained.folder import TensorFolder
 
 # In the order in which they are looked for. GPT-2; Llama, Mistral, Gemma, Qwen; Gemma 3 with pictures; GPT-NeoX.
 _EMBEDDINGS = (
