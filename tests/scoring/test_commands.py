@@ -17,7 +17,7 @@ def run(make_model, byte_tokenizer, monkeypatch):
     """A run's model, without its files."""
     config, model = make_model("untied", "rotary", vocabulary=259, max_length=40)
     restored = runs.Restored(model, "untied", byte_tokenizer, config, 7)
-    monkeypatch.setattr(opening, "restore_model", lambda run, step: restored)
+    monkeypatch.setattr(opening, "restore_model", lambda run, step, shards: restored)
     monkeypatch.setenv("COLUMNS", "100")
     return model
 
