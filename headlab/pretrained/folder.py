@@ -56,6 +56,14 @@ class TensorFolder:
             )
         return array.astype(np.float32)
 
+    def check_tied(self, head: str, embedding: str) -> None:
+        """UsageError where the head that a tied model stores differs from its embedding."""
+        if not np.array_equal(self.read(head), self.read(embedding)):
+            raise UsageError(
+                f"{head} in {self.folder} is not {embedding}, and its config.json says that the two are tied; set "
+                "tie_word_embeddings to false if they are not"
+            )
+
     def _single(self) -> dict[str, Path]:
         path = self.folder / _SINGLE
         return dict.fromkeys(_names(path), path) if path.is_file() else {}

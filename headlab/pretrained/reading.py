@@ -58,12 +58,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> OpenModel:
     for name, tensor in listed.items():
         _put(params, tensor, files.read_float(name), layout, f"{name} in {folder}", size)
     if tied and HEAD in files.names():
-        embedding = files.read_float(prefix + layout.embedding)
-        if not np.array_equal(files.read_float(HEAD), embedding):
-            raise UsageError(
-                f"{HEAD} in {folder} is not {prefix + layout.embedding}, and its config.json says "
-                "that the two are tied; set tie_word_embeddings to false if they are not"
-            )
+        files.check_tied(HEAD, prefix + layout.embedding)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
     return OpenModel(models.merge(graph, params, constants), tokenizer, config)
 
