@@ -55,10 +55,9 @@ def ordered_report(
             best, before, parts = carry
             candidates, more, part = isolated(found, place, h, norm, ids, own, sharded)
             index = place // size
+            values, top = (jnp.concatenate(a, axis=1) for a in zip(best, candidates, strict=True))
             return (
-                first_k(
-                    *(jnp.concatenate(a, axis=1) for a in zip(best, candidates, strict=True)), k
-                ),
+                first_k(values, top, k),
                 before + more,
                 put_block(parts, parts[index] + part, index),
             )

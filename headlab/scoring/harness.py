@@ -250,7 +250,7 @@ class HarnessModel:
 
     def _fitted(self, pairs):
         """The pairs, contexts cut on the left to what the model reads."""
-        cut = [fitted(*pair, self.max_length) for pair in pairs]
+        cut = [fitted(before, ids, self.max_length) for before, ids in pairs]
         shorter = sum(len(new[0]) < len(old[0]) for new, old in zip(cut, pairs, strict=True))
         self._warn(shorter, len(pairs))
         return cut

@@ -147,8 +147,8 @@ def score_sequences(
 
 def _on_mesh(model: Any, mesh: Mesh) -> tuple[Any, Any]:
     """(the model's graph, its parameters as a nested dict and what else it holds, both on the mesh)."""
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    params, shards = nnx.to_pure_dict(params), mesh.shape[VOCAB]
+    graph, *states = nnx.split(model, nnx.Param, ...)
+    params, rest, shards = nnx.to_pure_dict(states[0]), states[1], mesh.shape[VOCAB]
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if sharding.is_rows(name) and leaf.shape[0] % shards:
