@@ -48,6 +48,26 @@ def test_the_report_is_the_dense_distributions(name, dtype, k, make, contract):
     assert (found.lse is not None) == (name in ONE_SOFTMAX)
 
 
+def test_a_large_vocabulary_is_reported_within_1e_5_of_float64(contract):
+    """8,192 tokens by 128 numbers, as the small model has, with logits of standard deviation 2."""
+    vocab, width, tokens = 8192, 128, 48
+    head, _ = contract.modules("untied", vocab, width)
+    rng = np.random.default_rng(0)
+    h, weight = (rng.normal(size=(n, width)).astype(np.float32) for n in (tokens, vocab))
+    weight *= np.float32(2 / width**0.5)
+    head.weight[...] = jnp.asarray(weight)
+    ids = rng.integers(0, vocab, tokens).astype(np.int32)
+    found = jax.jit(lambda h, ids: head.token_report(h, ids, 5))(h, ids)
+    logits = h.astype(np.float64) @ weight.astype(np.float64).T
+    lse = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
+    log_probs = logits - lse[:, None]
+    np.testing.assert_allclose(found.lse, lse, atol=1e-5)
+    np.testing.assert_allclose(found.log_prob, log_probs[np.arange(tokens), ids], atol=1e-5)
+    np.testing.assert_allclose(found.top_log_probs, -np.sort(-log_probs, axis=1)[:, :5], atol=1e-5)
+    entropy = -(np.exp(log_probs) * log_probs).sum(1)
+    np.testing.assert_allclose(found.entropy, entropy, atol=1e-5)
+
+
 @pytest.mark.parametrize("head", ["untied", "sigsoftmax", "mixtape"])
 def test_the_log_partition_is_what_the_z_loss_squares(head, make, contract):
     problem = make(contract.loaded_case(head))
