@@ -55,6 +55,14 @@ def test_json_is_all_that_score_gives_to_the_last_bit(run, file, byte_tokenizer,
     assert (found["stride"], found["max_length"], found["step"]) == (9, 40, 7)
 
 
+def test_shards_of_the_vocabulary_score_alike(run, file, byte_tokenizer, capsys):
+    found = json.loads(called(capsys, "score", "--workdir=r", file, "--json", "--shards=2"))
+    [expected] = score(run, [byte_tokenizer.encode(TEXT)], prefix=[byte_tokenizer.start_id])
+    for one, other in zip(found["scores"], expected, strict=True):
+        assert (one["id"], one["rank"]) == (other.id, other.rank)
+        assert one["log_prob"] == pytest.approx(other.log_prob, abs=3e-5)
+
+
 def test_a_short_text_has_a_line_a_token(run, file, byte_tokenizer, capsys):
     shown = called(capsys, "score", "--workdir=r", file, "--top=1")
     assert "' a'" in shown and "most probable" in shown and "perplexity" in shown
@@ -102,6 +110,7 @@ def test_without_a_number_the_models_longest_sequence_is_filled(run, byte_tokeni
         (["score", "--workdir=r", "FILE", "--top=260"], "top is 260; it must be in 0 … 259"),
         (["score", "--workdir=r", "FILE", "--top=-1"], "top is -1"),
         (["score", "--workdir=r", "FILE", "--stride=41"], "stride is 41; it must be in 1 … 40"),
+        (["score", "--workdir=r", "FILE", "--shards=9"], "mesh.vocab=9, and there are 8 devices"),
         (["score", "--workdir=r"], "FILE"),
         (["generate", "--workdir=r", "a", "--stop="], "a stop string is empty"),
         (["generate", "--workdir=r", "a", "--top-k=260"], "top_k is 260; it must be in 1 … 259"),

@@ -178,8 +178,8 @@ def test_the_command_says_what_to_install(capsys):
     from headlab import cli
 
     if find_spec("lm_eval") is None:
-        assert cli.main(["lm-eval", "--help"]) == 2
+        assert cli.main(["lm-eval", "run", "--help"]) == 2
         assert "pip install 'headlab[lm_eval]'" in " ".join(capsys.readouterr().err.split())
     else:
-        assert cli.main(["lm-eval", "--help"]) == 0
+        assert cli.main(["lm-eval", "run", "--help"]) == 0
         assert "lm-eval" in capsys.readouterr().out

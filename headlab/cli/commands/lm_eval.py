@@ -29,11 +29,13 @@ COMMAND = Command(
     help="run EleutherAI's lm-evaluation-harness on a run: lm_eval that knows --model headlab",
     description="""
     The command lm_eval of EleutherAI's lm-evaluation-harness, which takes all arguments, with the model "headlab" known
-    to it. --model_args has workdir=RUN, and batch_size, max_length, max_gen_toks, step, shards and seed.
+    to it. --model_args has workdir=RUN, a run directory or a Hugging Face folder, and may have batch_size, max_length,
+    max_gen_toks, step, add_bos_token, shards and seed.
     """,
     examples="""
     headlab lm-eval --model headlab --model_args workdir=runs/tied --tasks arc_easy --batch_size 16
     headlab lm-eval --model headlab --model_args workdir=runs/tied,step=best --tasks mine --include_path tasks
+    headlab lm-eval run --help
     headlab lm-eval ls tasks
     """,
     add_arguments=_add_arguments,
