@@ -187,6 +187,32 @@ def test_greedy_text_is_the_same(found):
     assert any(answers["headlab_going_on"])
 
 
+def test_the_cache_of_answers_is_filled_and_read(folder, tasks, offline, tmp_path, monkeypatch):
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    from headlab.scoring.lm_eval import HeadlabLM
+
+    def accuracy():
+        results = lm_eval.simple_evaluate(
+            model="headlab",
+            model_args={"workdir": str(folder)},
+            tasks=["headlab_choices"],
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            batch_size=4,
+            use_cache=str(tmp_path / "answers"),
+            bootstrap_iters=0,
+        )
+        return results["results"]["headlab_choices"]["acc,none"]
+
+    asked, whole = [], HeadlabLM.loglikelihood
+    monkeypatch.setattr(
+        HeadlabLM, "loglikelihood", lambda model, r: asked.append(len(r)) or whole(model, r)
+    )
+    assert accuracy() == accuracy()
+    assert asked == [sum(len(choices) for _, choices, _ in QUESTIONS)]
+
+
 def test_results_say_which_model_it_was(found, folder):
     config = found["headlab"][0]["config"]
     assert config["headlab_workdir"] == str(folder) and config["headlab_head"] == "untied"
