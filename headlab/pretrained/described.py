@@ -33,10 +33,15 @@ def read_decoder_config(folder: Path) -> tuple[Layout, ConfigDict]:
     keys = {option: key for key, option in layout.keys}
     try:
         longest = described[keys["max_length"]]
-        problems = [*_other_values(layout, described), *_window(shape, longest)]
+        problems = _other_values(layout, described)
         rotary = {} if layout.positions is not None else _rotary(described, problems)
     except KeyError as problem:
         raise UsageError(f"{path}: {problem.args[0]} is missing") from None
+    if not isinstance(longest, int) or longest < 1:
+        raise UsageError(
+            f"{path}: {keys['max_length']} is {longest!r}; it must be an integer of at least 1"
+        )
+    problems += _window(shape, longest)
     if problems:
         raise UsageError(f"headlab's decoder has no place for {', '.join(problems)} ({path})")
     values = dict(layout.needs) | {
