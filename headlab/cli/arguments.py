@@ -22,6 +22,7 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Overrides], int]  # returns the exit code
     takes_overrides: bool = False  # whether --config.KEY=VALUE may be given
+    hands_on: bool = False  # all arguments are another program's, as `options.arguments`
 
 
 class Parser(argparse.ArgumentParser):

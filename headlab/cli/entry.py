@@ -30,6 +30,11 @@ def _run(arguments: list[str]) -> int:
             f"no command {arguments[0]!r}; did you mean {nearest(arguments[0], names)}? "
             f"(there are {', '.join(names)})"
         )
+    if arguments and arguments[0] in names and arguments[1:2] not in (["--help"], ["-h"]):
+        chosen = COMMANDS[names.index(arguments[0])]
+        if chosen.hands_on:
+            others = [argument for argument in arguments[1:] if argument != "--debug"]
+            return chosen.run(argparse.Namespace(arguments=others), [])
     arguments, overrides = split_overrides(arguments)
     parser, parsers = _parsers()
     refuse_unknown_flags(arguments, parsers.get(arguments[0], parser) if arguments else parser)

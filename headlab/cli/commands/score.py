@@ -36,16 +36,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=count, default=8, metavar="N", help="windows at once (8)"
     )
+    parser.add_argument(
+        "--shards",
+        type=count,
+        default=1,
+        metavar="N",
+        help="devices that share the rows of the vocabulary (1)",
+    )
     parser.add_argument("--json", action="store_true", help="print all as JSON in place of tables")
 
 
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     text = _text(options.file)
+    from headlab import sharding
     from headlab.pretrained import restore
     from headlab.scoring import default_stride, score, total_log_prob
 
-    model, head, tokenizer, _, step = restore(options.workdir)
+    mesh = sharding.make_mesh(1, options.shards)
+    model, head, tokenizer, _, step = restore(options.workdir, shards=options.shards)
     [scores] = score(
         model,
         [tokenizer.encode(text)],
@@ -53,6 +62,7 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
         prefix=[tokenizer.start_id],
         stride=options.stride,
         batch_size=options.batch_size,
+        mesh=mesh,
         progress=True,
     )
     result = {
@@ -157,6 +167,7 @@ COMMAND = Command(
     examples="""
     headlab score --workdir=runs/tied text.txt
     headlab score --workdir=runs/tied text.txt --top=5
+    headlab score --workdir=runs/sharded text.txt --shards=4
     headlab score --workdir=runs/tied book.txt --stride=32 --json > scores.json
     headlab score --workdir=models/SmolLM2-135M text.txt
     """,
