@@ -28,6 +28,7 @@ class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would print its own message and exit."""
 
     def error(self, message: str) -> NoReturn:
+        """UsageError with argparse's message, and where to read more."""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
