@@ -21,7 +21,9 @@ def documented(name):
     module = importlib.import_module(name)
     for public in api.public_names(module):
         value = getattr(module, public)
-        if not (inspect.isclass(value) or inspect.isroutine(value) or hasattr(value, "__wrapped__")):
+        if not (
+            inspect.isclass(value) or inspect.isroutine(value) or hasattr(value, "__wrapped__")
+        ):
             continue
         yield f"{name}.{public}", value
         if not inspect.isclass(value):
