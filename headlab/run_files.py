@@ -153,8 +153,14 @@ class RunDirectory:
     def _create(self, config: ConfigDict) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise UsageError(f"{self.path} is a file. Choose a directory for the run.") from None
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(
+                f"{self.path} is a file, or below one. Choose a directory for the run."
+            ) from None
+        except OSError as problem:
+            raise UsageError(
+                f"{self.path} cannot be made ({problem.strerror}). Choose another directory."
+            ) from None
         others = self.others()
         if others and not self.config_path.exists():
             raise UsageError(

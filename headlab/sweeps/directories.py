@@ -76,7 +76,7 @@ def sweep_record(path: Path) -> dict[str, Any] | None:
         if all(isinstance(point["name"], str) for point in points):
             return content
         reason = "a point has no name"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, AttributeError, TypeError, KeyError, OSError) as problem:
         reason = f"{type(problem).__name__}: {problem}"

@@ -3,12 +3,14 @@
 import argparse
 import json
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, one_of, path
 from headlab.cli.tables import print_table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+    )
     parser.add_argument(
         "--contexts",
         type=count,
@@ -17,7 +19,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows: the first N positions of the split; default: 2048",
     )
     parser.add_argument(
-        "--split", choices=("validation", "test"), default="validation", help="default: validation"
+        "--split",
+        **one_of("validation", "test"),
+        default="validation",
+        help="default: validation",
     )
     parser.add_argument("--step", default="last", help="a checkpoint, last or best; default: last")
     parser.add_argument(
@@ -27,7 +32,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a random sketch of width K, for wide vocabularies",
     )
     parser.add_argument(
-        "--output", metavar="DIR", help="where rank.json and spectrum.png go; default: the run"
+        "--output",
+        type=path,
+        metavar="DIR",
+        help="where rank.json and spectrum.png go; default: the run",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
 

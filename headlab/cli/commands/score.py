@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.cli.tables import number, print_table
 from headlab.errors import UsageError
 
@@ -15,7 +15,9 @@ _LONGEST_TABLE = 200  # tokens of which each gets a line
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+    )
     parser.add_argument(
         "file", metavar="FILE", help="a UTF-8 text, one document; - is standard input"
     )
