@@ -181,8 +181,10 @@ class RunDirectory:
         try:
             return self.config_path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
+            near = files.similar(self.path, is_run)
+            hint = "" if near is None or near == self.path else f" Did you mean {near}?"
             raise UsageError(
-                f"{self.path} is not a run: it has no config.json. Name a directory that "
+                f"{self.path} is not a run: it has no config.json.{hint} Name a directory that "
                 "`headlab train --workdir=…` wrote."
             ) from None
         except UnicodeDecodeError as problem:
@@ -210,6 +212,11 @@ class RunDirectory:
                 ) from None
             records.append((line, record))
         return records
+
+
+def is_run(path: Path) -> bool:
+    """Whether the directory is of a run, though its configuration may be lost."""
+    return any((path / name).is_file() for name in ("config.json", "metrics.jsonl", "result.json"))
 
 
 def phases_of(config: ConfigDict) -> list[tuple[str, int]]:

@@ -278,6 +278,30 @@ def test_each_command_says_in_one_paragraph_what_is_wrong_and_starts_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "--workdir=runs/tide"],
+        ["rank", "--workdir=runs/tide"],
+        ["score", "--workdir=runs/tide", "text.txt"],
+        ["generate", "--workdir=runs/tide", "The sea"],
+        ["compare", "runs/tide"],
+        ["report", "runs/tide"],
+        ["score", "--workdir=runs/tied", "runs/tied/config.jsn"],
+    ],
+)
+def test_a_run_or_file_that_is_not_there_is_told_from_the_one_most_like_it(
+    arguments, said, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "tied").mkdir(parents=True)
+    (tmp_path / "runs" / "tied" / "config.json").write_text("{}")
+    (tmp_path / "text.txt").write_text("a text")
+    assert cli.main(arguments) == 2
+    near = "runs/tied/config.json" if "config" in arguments[-1] else "runs/tied"
+    assert f"id you mean {near}?" in said()
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_flag_in_the_help_of_a_command_is_known(command, capsys, monkeypatch):
     assert cli.main([command.name, "--help"]) == 0

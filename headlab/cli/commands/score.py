@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from headlab import files
 from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.cli.tables import number, print_table
 from headlab.errors import UsageError
@@ -80,7 +81,9 @@ def _text(name: str) -> str:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = content.decode()
     except OSError as problem:
-        raise UsageError(f"cannot read {name} ({problem.strerror}); give a text file") from None
+        near = None if Path(name).exists() else files.similar(Path(name), Path.is_file)
+        fix = "give a text file" if near is None else f"did you mean {near}?"
+        raise UsageError(f"cannot read {name} ({problem.strerror}); {fix}") from None
     except UnicodeDecodeError as problem:
         raise UsageError(
             f"{name} is not UTF-8 text: byte {problem.start} is 0x{content[problem.start]:02x}; convert it first"
