@@ -55,12 +55,9 @@ class RunDirectory:
         recorded = run.config()
         differing = configs.differences(recorded, config)
         if differing:
-            listed = "; ".join(
-                f"{key} is {old!r} in the run and {new!r} in what was asked"
-                for key, (old, new) in differing.items()
-            )
             raise UsageError(
-                f"{run.path} holds a run of another configuration: {listed}. Choose another "
+                f"{run.path} holds a run of another configuration: "
+                f"{in_words(differing, 'what was asked')}. Choose another "
                 "directory for the new configuration, or ask for the recorded values to resume."
             )
         return run, configs.differences(recorded, config, operational=True)
@@ -212,6 +209,18 @@ class RunDirectory:
                 ) from None
             records.append((line, record))
         return records
+
+
+def in_words(differing: Mapping[str, tuple[Any, Any]], asked: str) -> str:
+    """What `config.differences` found between a run and what was `asked`, as part of a sentence.
+
+    >>> in_words({"seed": (0, 1)}, "the sweep")
+    'seed is 0 in the run and 1 in the sweep'
+    """
+    return "; ".join(
+        f"{key} is {old!r} in the run and {new!r} in {asked}"
+        for key, (old, new) in differing.items()
+    )
 
 
 def is_run(path: Path) -> bool:
