@@ -34,6 +34,9 @@ test-full: lint $(VENV)/.installed-peers
 test-peers: $(VENV)/.installed-peers
 	$(PYTEST) -m peers
 
+coverage: $(VENV)/.installed
+	$(PYTEST) --cov
+
 docs: $(VENV)/.installed
 	$(BIN)/python -m docs.api build/api
 
