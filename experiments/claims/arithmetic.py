@@ -31,7 +31,9 @@ def head_blocks(context: Context, model: str = "gemma-2-2b") -> Finding:
     """How many blocks the head of a published model equals, by two countings."""
     cost = model_cost(preset(model), SETTING)
     by = {"matrices": cost.blocks_by_matrices, "shorthand": cost.blocks_by_shorthand}
-    found = f"{by['matrices']:.2f} blocks by their own matrices, {by['shorthand']:.2f} by the shorthand"
+    found = (
+        f"{by['matrices']:.2f} blocks by their own matrices, {by['shorthand']:.2f} by the shorthand"
+    )
     return Finding(by, together(near(blocks, 10) for blocks in by.values()), found)
 
 

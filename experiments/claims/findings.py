@@ -7,7 +7,9 @@ from headlab.sweeps.comparison import paired_difference
 
 HOLDS, FAILS, DEPENDS = "holds", "does not hold", "depends"
 VERDICTS = (HOLDS, FAILS, DEPENDS)
-ROUND_NUMBER = 0.1  # how far, as a share of it, a figure may be from a round number that a claim names
+ROUND_NUMBER = (
+    0.1  # how far, as a share of it, a figure may be from a round number that a claim names
+)
 
 
 class Finding(NamedTuple):

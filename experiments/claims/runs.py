@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SWEEP = f"{ROOT / 'configs' / 'sweeps' / 'tied_vs_untied.py'}:matched,tiny"
 COMMAND = ("python", "-m", "experiments.claims.run")
 SPLIT = "validation"
+POSITIONS = 4096  # held-out positions that are kept of each run
 EVERY = 8  # of the embedded corpus' documents one is read
 #: what the runs have other than configs/tiny.py
 OPTIONS = {
@@ -37,7 +38,7 @@ class Context:
     def __init__(self, workdir: Path, *, corpus: str = "", options: Mapping[str, str] = OPTIONS):
         """`corpus` is a headlab corpus; by default every eighth document of the embedded one."""
         self.workdir, self._corpus, self._options = workdir, corpus, dict(options)
-        self.held_out = functools.cache(self._held_out)
+        self._restored = functools.cache(self._restore)
 
     @functools.cached_property
     def runs(self) -> Runs:
@@ -45,10 +46,17 @@ class Context:
         corpus = self._corpus or f"text:{english_sample(self.workdir / 'english.txt')}"
         return train(self.workdir / "runs", corpus, self._options)
 
-    def _held_out(self, path: Path, contexts: int) -> Any:
+    def held_out(self, path: Path, contexts: int = POSITIONS) -> Any:
+        """A run's model, and its states at the first held-out positions: see `headlab.analysis.held_out_states`."""
+        whole = self._restored(path)
+        return whole._replace(
+            **{k: getattr(whole, k)[:contexts] for k in ("h", "inputs", "targets")}
+        )
+
+    def _restore(self, path: Path) -> Any:
         from headlab.analysis import held_out_states
 
-        return held_out_states(path, contexts, split=SPLIT)
+        return held_out_states(path, POSITIONS, split=SPLIT)
 
 
 def train(folder: Path, corpus: str, options: Mapping[str, str]) -> Runs:
