@@ -143,9 +143,10 @@ def drift_finding(found: Mapping[tuple[str, int], np.ndarray], what: str) -> Fin
         if next(iter(found.values())).ndim > 1
         else ""
     )
+    largest = max(drift.largest for drift in fast.values())
     text = (
         f"of {total:,} {what} {listed([f'{drift.bits:,}' for drift in fast.values()])} differ on "
-        f"{listed([str(n) for n in fast])} shards, by {max(d.largest for d in fast.values()):.1e} nats at most{choices}; "
+        f"{listed([str(n) for n in fast])} shards, by {largest:.1e} nats at most{choices}; "
         f"in the invariant order {listed([str(drift.bits) for drift in invariant.values()])}"
     )
     figures = {f"{order},{n}": drift._asdict() for (order, n), drift in compared.items()}
@@ -198,7 +199,7 @@ def _log_probs(context: Context) -> LogProbs:
 
 
 def _asked(context: Context, path: Path) -> tuple[Questions, np.ndarray, np.ndarray]:
-    """(the questions, the states before each token of each answer, those tokens), the last two by question and answer."""
+    """(the questions, the states before each token of each answer, those tokens)."""
     from headlab.runs import RunDirectory, dataset_of
 
     restored = context.held_out(path).restored

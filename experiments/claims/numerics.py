@@ -111,7 +111,10 @@ def all_rows(
 def drawn(
     scores: Float[Array, "contexts rows"], real: int, temperature: float, draws: int, seed: int
 ) -> Drawn:
-    """Samples rows in proportion to exp(score / temperature), as often from each context; rows from `real` on are padding."""
+    """Samples rows in proportion to exp(score / temperature), as often from each context.
+
+    Rows from number `real` on are padding.
+    """
     import jax
 
     scaled = scores / temperature

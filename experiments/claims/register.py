@@ -209,7 +209,10 @@ CLAIMS = (
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names in the table's order, all for none; UsageError, with the nearest, for an unknown one."""
+    """The claims of these names in the table's order, all for none.
+
+    Raises UsageError, with the nearest, for an unknown name.
+    """
     known = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in known:

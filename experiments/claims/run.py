@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.claims import table
 from experiments.claims.register import CLAIMS, Claim, chosen
-from experiments.claims.runs import COMMAND, ROOT, Context
+from experiments.claims.runs import COMMAND, OPTIONS, Context
 from headlab import cli
 from headlab.data.progress import duration
 from headlab.errors import UsageError
@@ -56,6 +56,7 @@ def _run(arguments: list[str]) -> int:
     content = {
         "command": [*COMMAND, *arguments],
         "seeds": SEEDS,
+        "options": OPTIONS,
         "environment": made_by,
         "claims": found,
     }
@@ -164,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         prog="python -m experiments.claims.run",
         description="Tests what is said about output heads, at small size, and writes a table of what was found.",
-        epilog=f"The runs are configs/sweeps/tied_vs_untied.py:matched,tiny of {ROOT.name} with the options in runs.py.",
+        epilog="The runs are those of configs/sweeps/tied_vs_untied.py:matched,tiny with the options in runs.py.",
         allow_abbrev=False,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="claims to test (default: all)")

@@ -1,4 +1,4 @@
-"""The trained runs that claims share: tied, untied, and tied with untied's parameters in width or depth, in three seeds."""
+"""The runs that claims share: tied, untied, and tied with untied's parameters in width or depth, in three seeds."""
 
 import functools
 import sys
@@ -14,6 +14,7 @@ SWEEP = f"{ROOT / 'configs' / 'sweeps' / 'tied_vs_untied.py'}:matched,tiny"
 COMMAND = ("python", "-m", "experiments.claims.run")
 SPLIT = "validation"
 POSITIONS = 4096  # held-out positions that are kept of each run
+JOBS = 2  # shapes that are trained at once
 EVERY = 8  # of the embedded corpus' documents one is read
 #: what the runs have other than configs/tiny.py
 OPTIONS = {
@@ -67,7 +68,9 @@ def train(folder: Path, corpus: str, options: Mapping[str, str]) -> Runs:
     from headlab import sweeps
 
     plan = sweeps.plan(SWEEP, [("data.corpus", corpus), *options.items()])
-    statuses = sweeps.run(plan, str(folder), retry=True, vectorized=True, command=COMMAND)
+    statuses = sweeps.run(
+        plan, str(folder), jobs=JOBS, retry=True, vectorized=True, command=COMMAND
+    )
     failed = [status for status in statuses if status.state != "finished"]
     if failed:
         raise HeadlabError(

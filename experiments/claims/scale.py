@@ -22,7 +22,7 @@ def prompt_memory(
 
 
 def memory(tokens: int, vocab: int, d_model: int) -> dict[str, int]:
-    """Bytes beyond the inputs, of "whole" (`log_probs`) and "blockwise" (`token_report` with the five best).
+    """Bytes beyond the inputs, of "whole" (a log-softmax of all logits) and "blockwise" (`token_report`, five best).
 
     Programs are compiled for shapes; no array of these sizes exists.
     """
@@ -38,7 +38,9 @@ def memory(tokens: int, vocab: int, d_model: int) -> dict[str, int]:
     h = jax.ShapeDtypeStruct((tokens, d_model), "float32")
     ids = jax.ShapeDtypeStruct((tokens,), "int32")
     programs: dict[str, Any] = {
-        "whole": lambda state, h, ids: nnx.merge(graph, state).log_probs(h),
+        "whole": lambda state, h, ids: jax.nn.log_softmax(
+            h @ nnx.merge(graph, state).weight[...].T, axis=-1
+        ),
         "blockwise": lambda state, h, ids: nnx.merge(graph, state).token_report(h, ids, 5),
     }
     found = {}
