@@ -2,7 +2,7 @@
 
 import functools
 import os
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -61,6 +61,22 @@ def held_out_states(
             break
     whole = (np.concatenate(part)[:contexts] for part in zip(*parts, strict=True))
     return HeldOut(restored, *whole)
+
+
+def token_ids(ids: Any, name: str, positions: int, vocab_size: int) -> Int[np.ndarray, "positions"]:
+    """The ids as a flat array; UsageError unless they are integers in [0, vocab_size), one a position."""
+    array = np.asarray(ids).reshape(-1)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise UsageError(f"{name} are of dtype {array.dtype}; token ids are integers")
+    if len(array) != positions:
+        raise UsageError(f"there are {len(array)} {name} and {positions} positions; give one each")
+    wrong = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if len(wrong):
+        raise UsageError(
+            f"{name} has {array[wrong[0]]} at position {wrong[0]}; ids must be in [0, {vocab_size}). Leave positions "
+            "out that don't count"
+        )
+    return array
 
 
 @functools.partial(jax.jit, static_argnums=0)
