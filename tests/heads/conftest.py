@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from _pytest.mark.expression import Expression  # the meaning of -m
 from flax import nnx
 from jax.scipy.special import logsumexp
 from reference_heads import REFERENCES, VOCAB, WIDTH
@@ -91,8 +92,9 @@ def _one_by_one(name) -> list[dict]:
     return [first, *alone, last]
 
 
-def _cases() -> list:
-    """All cases of all heads; those that no covering array needs carry the mark `full`."""
+@functools.cache
+def _cases(full: bool) -> list:
+    """All cases of all heads, those that no covering array needs with the mark `full`; or only the others."""
     cases = []
     for name in heads.names():
         options = REFERENCES[name].options if name in REFERENCES else {}
@@ -106,8 +108,10 @@ def _cases() -> list:
             dtype, multiple, row_block, *_ = row.values()
             chosen_options = tuple((key, row[key]) for key in options)
             case = Case(name, dtype, multiple, row_block, chosen_options)
-            marks = () if row in chosen or case in shared else pytest.mark.full
-            cases.append(pytest.param(case, marks=marks, id=str(case)))
+            covers = row in chosen or case in shared
+            if covers or full:
+                marks = () if covers else pytest.mark.full
+                cases.append(pytest.param(case, marks=marks, id=str(case)))
     return cases
 
 
@@ -115,10 +119,12 @@ def pytest_generate_tests(metafunc):
     """Gives `case` to tests of every case, and `name` to tests of every registered head.
 
     With the mark `in_turn(arguments, values)` each head gets one of the values, heads taking turns, and the rest of the
-    product has the mark `full`.
+    product has the mark `full`. Tests with that mark, more than all others, are made only where `-m` selects them.
     """
+    selected = Expression.compile(metafunc.config.option.markexpr or "full")
+    full = selected.evaluate(lambda name, **_: name == "full")
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", _cases())
+        metafunc.parametrize("case", _cases(full))
     elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
         arguments, values = in_turn.args
         metafunc.parametrize(
@@ -127,11 +133,12 @@ def pytest_generate_tests(metafunc):
                 pytest.param(
                     name,
                     *value,
-                    marks=() if (i - j) % len(values) == 0 else pytest.mark.full,
+                    marks=pytest.mark.full if (i - j) % len(values) else (),
                     id="-".join(map(str, (name, *value))),
                 )
                 for i, name in enumerate(heads.names())
                 for j, value in enumerate(values)
+                if full or (i - j) % len(values) == 0
             ],
         )
     elif "name" in metafunc.fixturenames:
