@@ -157,41 +157,33 @@ class Problem:
         row_block = case.row_block if row_block == "of the case" else row_block
         self.case, self.options = case, dict(case.options)
         self.reference = REFERENCES[case.name]
-        head = heads.build(
-            case.name,
-            vocab_size=VOCAB,
-            d_model=WIDTH,
-            rngs=nnx.Rngs(seed),
-            vocab_multiple=case.vocab_multiple,
-            token_counts=np.arange(VOCAB, 0, -1),
-            **self.options,
-        )
-        head.block_rows = row_block
-        if hasattr(head, "spec"):  # the fused walk of linear heads has blocks of its own
-            head.spec = head.spec._replace(token_block=token_block, vocab_block=row_block)
-        embedding = heads.get(case.name).input_embedding(
-            vocab_size=VOCAB,
-            d_model=WIDTH,
-            rngs=nnx.Rngs(seed),
-            vocab_multiple=case.vocab_multiple,
-            token_counts=np.arange(VOCAB, 0, -1),
-            **self.options,
-        )
+
+        def build():
+            modules = head, _ = _modules(
+                case.name, VOCAB, WIDTH, vocab_multiple=case.vocab_multiple, **self.options
+            )
+            head.block_rows = row_block
+            if hasattr(head, "spec"):  # the fused walk of linear heads has blocks of its own
+                head.spec = head.spec._replace(token_block=token_block, vocab_block=row_block)
+            return modules
+
+        head, _ = modules = nnx.eval_shape(build)
+        self._graphs, shapes, _ = _split(modules)
+        # the parameters that `build` would draw are not asked for, and so not computed
+        self._constants = jax.jit(lambda: _split(build())[2])()
         rng = np.random.default_rng(seed)
 
         def draw(shape):
             return np.asarray(rng.normal(size=shape) * 0.8, ml_dtypes.bfloat16).astype(np.float32)
 
-        self._graphs, states, self._constants = zip(
-            *(nnx.split(module, nnx.Param, Constant) for module in (head, embedding)), strict=True
-        )
-        self.params = jax.tree.map(lambda a: jnp.asarray(draw(a.shape)), states)
+        self.params = jax.tree.map(lambda a: jnp.asarray(draw(a.shape)), shapes)
         self.ties_to = head.ties_to
         self.h = jnp.asarray(draw((*BATCH, WIDTH)) * 2, case.dtype)
         self.targets = rng.integers(0, VOCAB, BATCH).astype(np.int32)
         self.where = np.ones(BATCH, bool)
         self.where[0, 2] = self.where[2, 3] = self.where[1, 0] = False
-        largest = float(np.abs(self.dense_log_probs()).max())
+        self.z, self.alpha = 0.05, 0.0 if head.smoothing_refused else 0.1
+        largest = float(np.abs(self.dense_log_probs).max())
         # A value is a sum of d products, mapped, shifted and normalised: about d + 8 roundings of numbers no larger
         # than twice the largest log-probability.
         self.value_tolerance = EPS * (WIDTH + 8) * 2 * largest
@@ -203,8 +195,10 @@ class Problem:
         roundings = 0 if case.dtype == "float32" else 2 * BF16
         self.gradient_tolerance = 2 * (roundings + self.value_tolerance)
 
-        self.z, self.alpha = 0.05, 0.0 if head.smoothing_refused else 0.1
         self.score, self.step = jax.jit(self._score), jax.jit(self._step)
+        self.report = jax.jit(
+            lambda params, h, ids, k: self.call("token_report", params, h, ids, k), static_argnums=3
+        )
         self.dense_step = jax.jit(self._dense_step)
 
     def _score(self, params, h):
@@ -328,10 +322,21 @@ class Problem:
             )
         return log_probs, objective
 
+    @functools.cached_property
+    def _dense_values(self):
+        with jax.enable_x64(True):
+            dense = jax.jit(lambda params, h: self.dense(params, h, z=self.z, alpha=self.alpha))
+            return jax.device_get(dense(*self.wide(self.params, self.h)))
+
+    @property
     def dense_log_probs(self):
         """[*batch, V] float64."""
-        with jax.enable_x64(True):
-            return np.asarray(self.dense(*self.wide(self.params, self.h))[0]).reshape(*BATCH, VOCAB)
+        return self._dense_values[0].reshape(*BATCH, VOCAB)
+
+    @property
+    def dense_objective(self):
+        """[n] float64, with z-loss and smoothing."""
+        return self._dense_values[1]
 
 
 def _token_rows(name, head, params, vocab_multiple):
@@ -364,6 +369,18 @@ def _modules(name, vocab, width, *, vocab_multiple=1, init_scale=0.25, **options
     )
     head = heads.build(name, rngs=nnx.Rngs(0), **given)
     return head, heads.get(name).input_embedding(rngs=nnx.Rngs(1), **given)
+
+
+def _split(modules):
+    """(graphs, parameters, constants) of some modules."""
+    parts = (nnx.split(module, nnx.Param, Constant) for module in modules)
+    return tuple(zip(*parts, strict=True))
+
+
+def _initial(*sizes, **options):
+    """(graphs, initial parameters, constants) of `_modules`, from one program."""
+    graphs, *_ = _split(nnx.eval_shape(lambda: _modules(*sizes, **options)))
+    return graphs, *jax.jit(lambda: _split(_modules(*sizes, **options))[1:])()
 
 
 def gradient_error(found, wanted):
@@ -431,9 +448,8 @@ def contract():
             key: values[0] for key, values in REFERENCES[name].options.items() if len(values) == 1
         },
         token_rows=_token_rows,
-        split=lambda modules: zip(
-            *(nnx.split(module, nnx.Param, Constant) for module in modules), strict=True
-        ),
+        split=_split,
+        initial=_initial,
         default_case=_default,
         loaded_case=_loaded,
         case_of=_of_dtype,
