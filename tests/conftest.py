@@ -36,7 +36,7 @@ os.environ.setdefault(
 # Even of a single addition: reading it takes a sixth of the time of compiling it.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# Workers and the processes that tests start inherit it: threads that wait for each other take the time of other workers.
+# Inherited by workers and by what tests start: threads that wait for each other take the time of other workers.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The processes that tests start inherit it: their bits are those of this one.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
