@@ -21,11 +21,16 @@ _DEVICES = "--xla_force_host_platform_device_count"
 os.environ["JAX_PLATFORMS"] = "cpu"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
-# The emitters of fusions by way of MLIR take half the time of compiling. A JAX without the flag would refuse it.
-_EMITTERS = "xla_cpu_use_fusion_emitters"
-_WITHOUT_EMITTERS = importlib.metadata.version("jaxlib").startswith("0.10.")
-if _WITHOUT_EMITTERS and _EMITTERS not in os.environ["XLA_FLAGS"]:
-    os.environ["XLA_FLAGS"] += f" --{_EMITTERS}=false"
+# Half the time of compiling: the emitters of fusions by way of MLIR, and cutting a small program up for many threads.
+# {flag: (here, where programs are optimised)}. A JAX that does not know a flag would refuse it.
+_FLAGS = {
+    "xla_cpu_use_fusion_emitters": ("false", True),
+    "xla_cpu_parallel_codegen_split_count": ("1", 32),
+}
+_HAS_FLAGS = importlib.metadata.version("jaxlib").startswith("0.10.")
+for _flag, (_here, _) in _FLAGS.items() if _HAS_FLAGS else ():
+    if _flag not in os.environ["XLA_FLAGS"]:
+        os.environ["XLA_FLAGS"] += f" --{_flag}={_here}"
 os.environ.setdefault(
     "HEADLAB_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "test-cache")
 )
@@ -58,9 +63,30 @@ def pytest_configure(config):
         runpy.run_path(file)
 
 
+_EARLY = (
+    "tests/test_notebooks.py",
+)  # long, and of few tests: at the end one worker would wait for another
+_LATE = ("headlab", "tests/config", "tests/costs", "tests/data")  # short ones fill the gaps
+_MOST_PROGRAMS = 1000  # that are kept; each may take a megabyte
+
+
 def pytest_collection_modifyitems(items):
-    """Optimised tests after the others: what changes between the two kinds clears all that was compiled."""
-    items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)
+    """Tests of one file one after another and in one process, for they share what was made and compiled.
+
+    So do all `optimised` tests: what changes between the two kinds clears all that was compiled.
+    """
+    for item in items:
+        optimised = item.get_closest_marker("optimised") is not None
+        if optimised or item.get_closest_marker("xdist_group") is None:
+            group = "optimised" if optimised else item.location[0]
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_turn)
+
+
+def _turn(item):
+    early = item.location[0] in _EARLY
+    optimised = item.get_closest_marker("optimised") is not None
+    return not early, not optimised, item.location[0].startswith(_LATE)
 
 
 def pytest_collection_finish():
@@ -69,7 +95,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-_compiling = {"optimised": False}
+_compiling = {"optimised": False, "programs": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -85,14 +111,14 @@ def optimised(request):
 
     jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", not wanted)
-    if _WITHOUT_EMITTERS:
+    if _HAS_FLAGS:
         _hook_compile_options()
     _compiling["optimised"] = wanted
 
 
 @functools.cache
 def _hook_compile_options():
-    """Lets programs have the emitters where `optimised` asks for them: JAX has no option of that kind for all."""
+    """Gives programs the flags of a user where `optimised` asks for them: JAX has no option of that kind for all."""
     from jax._src import compiler
 
     plain = compiler.get_compile_options
@@ -100,10 +126,31 @@ def _hook_compile_options():
     def options(*arguments, env_options_overrides=None, **keywords):
         overrides = dict(env_options_overrides or {})
         if _compiling["optimised"]:
-            overrides.setdefault(_EMITTERS, True)
+            overrides = {flag: users for flag, (_, users) in _FLAGS.items()} | overrides
         return plain(*arguments, env_options_overrides=overrides, **keywords)
 
     compiler.get_compile_options = options
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_go():
+    """Forgets compiled programs between files before they fill the memory."""
+    _count_programs()
+    if _compiling["programs"] > _MOST_PROGRAMS:
+        import jax
+
+        jax.clear_caches()
+        _compiling["programs"] = 0
+
+
+@functools.cache
+def _count_programs():
+    import jax
+
+    def count(event, _, **__):
+        _compiling["programs"] += event.endswith("backend_compile_duration")
+
+    jax.monitoring.register_event_duration_secs_listener(count)
 
 
 @pytest.fixture(scope="session")

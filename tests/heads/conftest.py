@@ -411,7 +411,7 @@ def _head_of(item):
 def pytest_collection_modifyitems(items):
     """All tests of one head one after another and in one process: they share what was compiled."""
     for item in items:
-        if head := _head_of(item):
+        if (head := _head_of(item)) and item.get_closest_marker("optimised") is None:
             item.add_marker(pytest.mark.xdist_group(f"head {head}"))
     items.sort(key=lambda item: _head_of(item) or "")
 
@@ -420,12 +420,11 @@ _last: dict[str, str | None] = {"head": None}
 
 
 @pytest.fixture(autouse=True)
-def let_go(request):
-    """Compiled programs of one head are of no use to the next and would fill the memory."""
+def let_go_of_problems(request):
+    """Those of one head are of no use to the next, and would fill the memory."""
     head = _head_of(request.node)
     if head != _last["head"]:
         _kept.cache_clear()
-        jax.clear_caches()
         _last["head"] = head
 
 
