@@ -165,3 +165,21 @@ def small_corpus(tmp_path_factory):
         for _ in range(300):
             file.write(" ".join(rng.choices(words, weights, k=rng.randint(200, 700))) + ".\n\n")
     return f"text:{path}"
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    """Each byte is a token; beside them " a", "bc" and the separator: 259 ids."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers import decoders, pre_tokenizers
+    from tokenizers import models as kinds
+
+    from headlab.data import Tokenizer
+
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "bc", "<|endoftext|>"]
+    merges = [("Ġ", "a"), ("b", "c")]
+    model = Model(kinds.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.decoder = decoders.ByteLevel()
+    model.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer(model.to_str())

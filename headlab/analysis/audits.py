@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from scipy.special import expit
 
 from headlab import sharding
+from headlab.analysis.states import token_ids
 from headlab.embeddings import Constant
 from headlab.errors import UsageError
 from headlab.heads import Head
@@ -150,9 +151,19 @@ def self_repetition(
 
     Args:
       inputs: the token at each position. targets: the token after it.
+
+    Raises:
+      UsageError: there is no position, or inputs or targets aren't one id of the vocabulary a position.
     """
-    same = np.asarray(inputs) == np.asarray(targets)
-    nll = head.nll(jnp.asarray(h), jnp.asarray(inputs, jnp.int32), embedding=embedding)
+    h = jnp.asarray(h).reshape(-1, head.d_model)
+    if not len(h):
+        raise UsageError("there are no positions; a mean needs at least 1")
+    given, after = (
+        token_ids(ids, name, len(h), head.vocab_size)
+        for name, ids in (("inputs", inputs), ("targets", targets))
+    )
+    same = given == after
+    nll = head.nll(h, jnp.asarray(given, jnp.int32), embedding=embedding)
     mass, rate = float(np.exp(-np.asarray(nll, np.float64)).mean()), float(same.mean())
     return SelfRepetition(mass, rate, mass - rate, same.size)
 

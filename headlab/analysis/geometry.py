@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from headlab.analysis.blocks import Seen, float64_blocks
 from headlab.analysis.matrices import log_prob_matrix
 from headlab.analysis.spectra import Spectrum, spectrum
+from headlab.analysis.states import token_ids
 from headlab.checkpoint_files import saved_checkpoints
 from headlab.errors import UsageError
 from headlab.heads import Head
@@ -89,6 +90,9 @@ def anisotropy(states: Any) -> float:
 
     Raises:
       UsageError: fewer than two states, one of norm 0, or numbers that are not finite.
+
+    >>> f"{anisotropy(np.eye(3)):.4f}", f"{anisotropy(np.array([[1.0, 0.0], [1.0, 1.0]])):.4f}"
+    ('0.0000', '0.7071')
     """
     seen, total = Seen(), np.zeros(1)
     for block in float64_blocks(states, seen):
@@ -142,14 +146,15 @@ def head_gradient_share(
 ) -> GradientShare:
     """`gradient_share` of a head's own matrix, for the cross-entropy of `targets`: g = p − [target].
 
-    Raises UsageError for a head without a bound on its rank: its logits aren't products with one matrix alone.
+    Raises UsageError for a head without a bound on its rank, whose logits aren't products with one matrix alone, and
+    where targets aren't one id of the vocabulary a position.
     """
     weight = output_rows(head, embedding)
     if head.rank_bound() is None:
         raise UsageError(
             f"{type(head).__name__}: {head.rank_reason()}; the gradient of its logits isn't that of one product"
         )
-    ids = np.asarray(targets).reshape(-1)
+    ids = token_ids(targets, "targets", int(np.prod(h.shape[:-1])), head.vocab_size)
 
     def gradients():
         first = 0

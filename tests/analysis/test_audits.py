@@ -7,6 +7,7 @@ from flax import nnx
 
 from headlab import heads
 from headlab.analysis.audits import Variant, compare_heads_numerically, self_repetition
+from headlab.analysis.geometry import head_gradient_share
 from headlab.errors import UsageError
 
 
@@ -83,6 +84,23 @@ def test_self_repetition_is_the_mean_probability_of_the_same_token(head):
     exact = np.exp(head.log_probs(h, dtype=np.float64))[np.arange(6), inputs].mean()
     assert found.mass == pytest.approx(exact, rel=1e-5) and found.rate == pytest.approx(1 / 3)
     assert found.excess == found.mass - found.rate
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "said"),
+    [
+        ([1, 2], [1, -1], r"targets has -1 at position 1; ids must be in \[0, 90\)"),
+        ([90, 2], [1, 1], "inputs has 90 at position 0"),
+        ([1, 2, 3], [1, 1], "3 inputs and 2 positions"),
+        ([1.0, 2.0], [1, 1], "inputs are of dtype float64"),
+    ],
+)
+def test_ids_of_another_vocabulary_or_number_are_refused(head, inputs, targets, said):
+    with pytest.raises(UsageError, match=said):
+        self_repetition(head, np.ones((2, 16), np.float32), inputs, targets)
+    if said.startswith("targets"):
+        with pytest.raises(UsageError, match=said):
+            head_gradient_share(head, np.ones((2, 16), np.float32), targets)
 
 
 @pytest.mark.parametrize(

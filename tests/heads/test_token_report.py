@@ -47,6 +47,26 @@ def test_the_report_is_the_dense_distributions(name, dtype, k, make, contract):
     assert (found.lse is not None) == (name in ONE_SOFTMAX)
 
 
+def test_a_large_vocabulary_is_reported_within_1e_5_of_float64(contract):
+    """8,192 tokens by 128 numbers, as the small model has, with logits of standard deviation 2."""
+    vocab, width, tokens = 8192, 128, 48
+    head, _ = contract.modules("untied", vocab, width)
+    rng = np.random.default_rng(0)
+    h, weight = (rng.normal(size=(n, width)).astype(np.float32) for n in (tokens, vocab))
+    weight *= np.float32(2 / width**0.5)
+    head.weight[...] = jnp.asarray(weight)
+    ids = rng.integers(0, vocab, tokens).astype(np.int32)
+    found = jax.jit(lambda h, ids: head.token_report(h, ids, 5))(h, ids)
+    logits = h.astype(np.float64) @ weight.astype(np.float64).T
+    lse = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
+    log_probs = logits - lse[:, None]
+    np.testing.assert_allclose(found.lse, lse, atol=1e-5)
+    np.testing.assert_allclose(found.log_prob, log_probs[np.arange(tokens), ids], atol=1e-5)
+    np.testing.assert_allclose(found.top_log_probs, -np.sort(-log_probs, axis=1)[:, :5], atol=1e-5)
+    entropy = -(np.exp(log_probs) * log_probs).sum(1)
+    np.testing.assert_allclose(found.entropy, entropy, atol=1e-5)
+
+
 @pytest.mark.parametrize("head", ["untied", "sigsoftmax", "mixtape"])
 def test_the_log_partition_is_what_the_z_loss_squares(head, make, contract):
     problem = make(contract.loaded_case(head))
@@ -133,6 +153,36 @@ def test_an_order_of_sums_reports_the_same(head, make, contract):
     found, wanted = (report(problem.params, problem.h, blocks) for blocks in (8, None))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=4 * problem.value_tolerance)
+
+
+@pytest.mark.optimised
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
+def test_an_order_of_sums_reports_the_same_bits_on_any_number_of_shards(
+    name, vocab, make, contract
+):
+    """Eight blocks of rows; log-probability, rank, top, entropy and log-partition of forty tokens."""
+    problem = make(contract.loaded_case(name))
+    h = jax.random.normal(jax.random.key(0), (5, 8, contract.width))
+    targets = (np.arange(40, dtype=np.int32) * 7 % contract.vocab).reshape(5, 8)
+
+    def body(params, h, targets):
+        head, embedding = problem.modules(params)
+        head.sum_in_blocks(8)
+        return head.token_report(h, targets, 3, embedding=embedding)
+
+    one, many = (
+        jax.jit(
+            sharding.on_mesh(
+                body,
+                sharding.make_mesh(1, n),
+                in_specs=(problem.specs(), sharding.REPLICATED, sharding.REPLICATED),
+                out_specs=sharding.REPLICATED,
+            )
+        )(problem.params, h, targets)
+        for n in (1, vocab)
+    )
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def _lowered(name, contract, tokens, vocab, width, **options):
