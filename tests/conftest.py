@@ -63,10 +63,9 @@ def pytest_configure(config):
         runpy.run_path(file)
 
 
-_EARLY = (
-    "tests/test_notebooks.py",
-)  # long, and of few tests: at the end one worker would wait for another
-_LATE = ("headlab", "tests/config", "tests/costs", "tests/data")  # short ones fill the gaps
+# Long and of few tests: at the end, one worker would wait for another. Then short ones fill the gaps.
+_EARLY = ("tests/test_notebooks.py",)
+_LATE = ("headlab", "tests/config", "tests/costs", "tests/data")
 _MOST_PROGRAMS = 1000  # that are kept; each may take a megabyte
 
 
