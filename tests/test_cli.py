@@ -239,6 +239,16 @@ WRONG = {
         ([*GIVEN, "The sea", "--samples=2", "--stream"], "leave --samples out"),
         ([*GIVEN, "The sea", "--stop=a", "--stop=b"], "nowhere is not a run"),
     ],
+    "lm-eval": [],  # its arguments are those of lm-evaluation-harness
+    "export": [
+        (["out"], "required: --workdir"),
+        (GIVEN, "required: FOLDER"),
+        ([*GIVEN, ""], "argument FOLDER: the name is empty"),
+        ([*GIVEN, "out"], "nowhere is not a run"),
+        ([*GIVEN, "out", "--layout=lama"], "did you mean llama?"),
+        ([*GIVEN, "out", "--step=lst"], "--step is 'lst'; it must be last, best"),
+        ([*GIVEN, "out", "more"], "no place for 'more'"),
+    ],
     "cost": [
         ([], "one of the arguments --config --model --hf --all is required"),
         (["--modl=gpt2"], "did you mean --model?"),
