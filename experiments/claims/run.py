@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.claims import table
 from experiments.claims.register import CLAIMS, Claim, chosen
-from experiments.claims.runs import COMMAND, OPTIONS, Context
+from experiments.claims.runs import COMMAND, OPTIONS, Context, trained_runs
 from headlab import cli
 from headlab.data.progress import duration
 from headlab.errors import UsageError
@@ -54,10 +54,11 @@ def _run(arguments: list[str]) -> int:
     workdir = Path(options.workdir)
     found = measure(claims, Context(workdir), made_by)
     content = {
-        "command": [*COMMAND, *arguments],
+        "command": [*COMMAND, *options.names, *["--record"] * options.record],
         "seeds": SEEDS,
         "options": OPTIONS,
         "environment": made_by,
+        "runs": trained_runs(workdir),
         "claims": found,
     }
     _write(workdir / "claims.json", content, workdir / "claims.md", table.markdown(found))
