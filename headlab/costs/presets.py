@@ -32,7 +32,8 @@ PRESETS = {
     # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": the smallest of the four
     "gpt2": Architecture(
         "GPT-2", 50_257, 768, 12, 12, 12, 64, 3072, gated=False, tied=True,
-        learned_positions=1024, qkv_bias=True, bias=True, norm_bias=True,
+        learned_positions=1024, qkv_bias=True, output_bias=True, mlp_bias=True,
+        norm_bias=True,
     ),
     # configs/micro.py
     "micro": Architecture(
@@ -46,7 +47,11 @@ PRESETS = {
 
 
 def preset(name: str) -> Architecture:
-    """The model of that name; UsageError, with the nearest, where there is none."""
+    """The model of that name; UsageError, with the nearest, where there is none.
+
+    >>> preset("llama-3-8b").vocab_size
+    128256
+    """
     if name not in PRESETS:
         near = max(PRESETS, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
         raise UsageError(

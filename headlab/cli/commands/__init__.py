@@ -1,11 +1,16 @@
-"""The commands, in the order in which the help lists them. A new one is one file and one line here."""
+"""The commands, in the order in which the help lists them.
+
+A new one is one file and one line here, and a row in tests/test_cli.py of what can be wrong in its command line.
+"""
 
 from headlab.cli.arguments import Command
 from headlab.cli.commands import (
     compare,
     cost,
     evaluate,
+    export,
     generate,
+    lm_eval,
     options,
     rank,
     report,
@@ -23,6 +28,8 @@ COMMANDS: tuple[Command, ...] = (
     rank.COMMAND,
     score.COMMAND,
     generate.COMMAND,
+    lm_eval.COMMAND,
+    export.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )

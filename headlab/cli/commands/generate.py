@@ -2,12 +2,18 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.errors import UsageError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--workdir",
+        type=path,
+        required=True,
+        metavar="RUN",
+        help="the run directory, or a Hugging Face folder",
+    )
     parser.add_argument(
         "prompt", metavar="PROMPT", help="the beginning of a document; may be empty"
     )
@@ -52,15 +58,16 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     if options.stream and options.samples > 1:
         raise UsageError("--stream writes one continuation as it comes; leave --samples out")
+    if options.temperature == 0:
+        _refuse_what_greedy_ignores(options)
     for text in (options.prompt, *options.stop):
         try:
             text.encode()
         except UnicodeEncodeError:
             raise UsageError(f"{text!r} is not UTF-8 text") from None
-    from headlab.runs import RunDirectory, restore_model
-    from headlab.scoring import Rules, generate_text, stream_text
+    from headlab.scoring import Rules, generate_text, open_model, stream_text
 
-    model, _, tokenizer, _, _ = restore_model(RunDirectory(options.workdir))
+    model, tokenizer, _ = open_model(options.workdir)
     room = model.max_length - 1 - len(tokenizer.encode(options.prompt))
     asked = {
         "rules": Rules(
@@ -90,6 +97,16 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     return 0
 
 
+def _refuse_what_greedy_ignores(options: argparse.Namespace) -> None:
+    ignored = [flag for flag in ("top_k", "top_p", "min_p") if getattr(options, flag) is not None]
+    ignored += ["samples"] if options.samples > 1 else []
+    if ignored:
+        raise UsageError(
+            f"--temperature=0 always takes the most probable token, so that --{ignored[0].replace('_', '-')} would "
+            "change nothing; leave one of them out"
+        )
+
+
 COMMAND = Command(
     name="generate",
     help="text that a run's model puts after a prompt",
@@ -101,7 +118,9 @@ COMMAND = Command(
     headlab generate --workdir=runs/tied "The sea is" --temperature=0
     headlab generate --workdir=runs/tied "The sea is" --top-p=0.9 --samples=3 --seed=1
     headlab generate --workdir=runs/tied "The sea is" --stop=. --stream
+    headlab generate --workdir=models/SmolLM2-135M "The sea is" --max-new-tokens=40
     """,
     add_arguments=_add_arguments,
     run=_run,
+    repeatable=("--stop",),
 )
