@@ -30,6 +30,11 @@ def top_k(
     Raises:
         ValueError: k outside 0 … vocab_size, shapes that do not fit, or an option outside its range. TypeError: a dtype
             that does not fit.
+
+    >>> weight = jnp.log(jnp.array([[1.0], [6.0], [3.0]]))
+    >>> log_probs, ids = top_k(jnp.ones((1, 1)), weight, k=2)
+    >>> ids.tolist(), [f"{p:.2f}" for p in jnp.exp(log_probs[0])]
+    ([[1, 2]], ['0.60', '0.30'])
     """
     check_linear(h, weight, bias)
     spec = linear_spec(weight, softcap, logit_scale, vocab_size)

@@ -33,7 +33,8 @@ class OpenModel(NamedTuple):
 def load_pretrained(folder: str | os.PathLike[str]) -> OpenModel:
     """The decoder of a Llama, SmolLM2, Qwen 2 or GPT-2 folder, in float32, with its tokenizer.
 
-    It computes what `transformers` does, in headlab's own decoder. `tokenizer.start_id` is the config's bos_token_id.
+    It computes what `transformers` does, in headlab's own decoder. `tokenizer.start_id` is the config's bos_token_id;
+    generated text ends at the tokenizer's separator, which need not be every eos_token_id of a model for dialogues.
     Where the table has more rows than the tokenizer has ids, the model has as many tokens as rows.
 
     Raises:

@@ -72,6 +72,15 @@ def score(
       UsageError: a text is empty or has an id outside the vocabulary, a number is out of its range, or the mesh's
         `vocab` does not divide the model's rows.
       HeadlabError: a log-probability is NaN.
+
+    >>> from headlab import models
+    >>> from headlab.config import default_config, resolve
+    >>> config = default_config()
+    >>> config.model.update(d_model=8, n_layers=1, n_heads=2, d_mlp=16, max_length=12)
+    >>> config.data.seq_len = 12
+    >>> [[first, second]] = score(models.build(resolve(config), 11), [[3, 5]])
+    >>> first.log_prob, math.isclose(second.log_prob, -math.log(11), rel_tol=0.05)  # not trained yet
+    (None, True)
     """
     before = checked_ids(prefix or (), "the prefix", model.head.vocab_size)
     texts = [checked_ids(text, f"text {i}", model.head.vocab_size) for i, text in enumerate(tokens)]
@@ -97,7 +106,11 @@ def score(
 
 
 def total_log_prob(scores: Sequence[TokenScore]) -> float:
-    """Σ log p of the tokens that have one, in nats, summed exactly and rounded once to float64."""
+    """Σ log p of the tokens that have one, in nats, summed exactly and rounded once to float64.
+
+    >>> total_log_prob([TokenScore(3), TokenScore(5, -0.5), TokenScore(1, -1.25)])
+    -1.75
+    """
     return math.fsum(token.log_prob for token in scores if token.log_prob is not None)
 
 

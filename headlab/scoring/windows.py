@@ -33,7 +33,11 @@ def bucket(length: int, longest: int) -> int:
 
 
 def default_stride(longest: int) -> int:
-    """Half of the longest sequence, rounded up: each token but the first ones has half of it before it."""
+    """Half of the longest sequence, rounded up: each token but the first ones has half of it before it.
+
+    >>> default_stride(128), default_stride(5)
+    (64, 3)
+    """
     return -(-longest // 2)
 
 

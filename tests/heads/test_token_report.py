@@ -17,7 +17,7 @@ ONE_SOFTMAX = (*ONE_PASS, "mixtape")
 
 def dense(problem):
     """By the dense float64 log-probabilities: (those, the ids in order, entropy), all flat."""
-    log_probs = problem.dense_log_probs().reshape(-1, problem.dense_log_probs().shape[-1])
+    log_probs = problem.dense_log_probs.reshape(-1, problem.dense_log_probs.shape[-1])
     return log_probs, np.argsort(-log_probs, kind="stable"), -(np.exp(log_probs) * log_probs).sum(1)
 
 
@@ -28,12 +28,11 @@ def test_the_report_is_the_dense_distributions(name, dtype, k, make, contract):
     log_probs, order, entropy = dense(problem)
     places = np.argsort(order, axis=1)  # the inverse permutation: the place of each id
     gaps = np.diff(np.sort(log_probs, axis=1)).min()
-    report = jax.jit(lambda p, h, ids: problem.call("token_report", p, h, ids, k))
     for token in range(contract.vocab):
         ids = np.full(contract.batch, token, np.int32)
         found = jax.tree.map(
             lambda a: np.asarray(a).reshape(len(order), *a.shape[2:]),
-            report(problem.params, problem.h, ids),
+            problem.report(problem.params, problem.h, ids, k),
         )
         np.testing.assert_allclose(found.log_prob, log_probs[:, token], atol=close)
         if gaps > 2 * close:  # else rounding may exchange two tokens
@@ -89,9 +88,9 @@ def test_the_rank_is_the_place_among_the_top(name, k, make, contract):
     params = problem.with_rows(
         lambda leaf, ids: leaf.at[len(ids) - 1].set(leaf[0]) if len(ids) > 1 else leaf
     )
-    report = jax.jit(lambda ids: problem.call("token_report", params, problem.h, ids, k))
     for token in range(contract.vocab):
-        found = report(np.full(contract.batch, token, np.int32))
+        ids = np.full(contract.batch, token, np.int32)
+        found = problem.report(params, problem.h, ids, k)
         listed = np.asarray(found.top_ids) == token
         np.testing.assert_array_equal(listed.any(-1), np.asarray(found.rank) <= k)
         np.testing.assert_array_equal(
@@ -111,11 +110,10 @@ def test_equally_probable_tokens_are_ranked_by_their_ids(make, contract):
 
 def test_an_unknown_id_has_no_log_probability_and_no_rank(name, make, contract):
     problem = make(contract.loaded_case(name))
-    reports = jax.jit(lambda p, h, ids: problem.call("token_report", p, h, ids, 2))
     for unknown in (-1, 11, 15, 2**31 - 1):
         targets = problem.targets.copy()
         targets[1, 2] = unknown
-        report = reports(problem.params, problem.h, targets)
+        report = problem.report(problem.params, problem.h, targets, 3)
         np.testing.assert_array_equal(np.isnan(report.log_prob), targets == unknown)
         np.testing.assert_array_equal(report.rank == 0, targets == unknown)
 
@@ -134,7 +132,7 @@ def test_shards_of_the_vocabulary_report_as_one(name, vocab, make, contract):
         out_specs=sharding.REPLICATED,
     )
     arrays = (problem.params, problem.h, problem.targets)
-    found, wanted = (jax.jit(f)(*arrays) for f in (sharded, body))
+    found, wanted = jax.jit(sharded)(*arrays), problem.report(*arrays, 3)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=4 * problem.value_tolerance)
     np.testing.assert_array_equal(found.rank, wanted.rank)

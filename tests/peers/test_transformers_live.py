@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from headlab import config as configs
 from headlab import models
+from headlab.costs import read_architecture
 from headlab.pretrained import OpenModel, load_head, open_model, save_pretrained
 
 pytestmark = pytest.mark.peers
@@ -32,6 +33,8 @@ def test_logits_are_equal_both_ways(name, theirs, byte_tokenizer, tmp_path):
     opened = open_model(tmp_path / "theirs")
     found, expected = recipe.log_probs(opened), theirs.log_probs(model)
     np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
+    assert read_architecture(tmp_path / "theirs").parameters()["total"] == model.num_parameters()
+    assert models.count_parameters(opened.model)["total"] == model.num_parameters()
 
     layout = save_pretrained(tmp_path / "ours", opened.model, opened.config, opened.tokenizer)
     assert layout == model.config.model_type
@@ -63,25 +66,40 @@ def test_a_decoder_of_headlab_and_its_tokenizer_load_in_transformers(
     assert tokenizer.bos_token_id == tokenizer.eos_token_id == byte_tokenizer.separator_id
 
 
-def test_the_head_of_a_gemma_2_has_its_soft_cap(tmp_path):
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+HEADS = {
+    "Gemma2Config": SHAPE | ATTENTION | {"final_logit_softcapping": 0.5},
+    "Gemma3TextConfig": SHAPE | ATTENTION | {"final_logit_softcapping": 0.25},
+    "Qwen3Config": SHAPE | ATTENTION | {"tie_word_embeddings": True, "attention_bias": True},
+    "MistralConfig": SHAPE | ATTENTION,
+    "GPTNeoXConfig": SHAPE | {"num_attention_heads": 4},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_gives_the_logits_of_its_model(kind, tmp_path):
     import torch
     import transformers
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    config = transformers.Gemma2Config(**shape, **heads, final_logit_softcapping=0.5)
-    model = transformers.Gemma2ForCausalLM(config).eval()
+    config = getattr(transformers, kind)(**HEADS[kind], initializer_range=0.2)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path / "m")
     ids = torch.arange(12)[None] * 5
     with torch.no_grad():
-        h = model.model(ids).last_hidden_state.double().numpy()
+        h = model.base_model(ids).last_hidden_state.double().numpy()
         expected = model(ids).logits.numpy()
     head = load_head(tmp_path / "m")
-    assert head.tied and head.bias is None and head.softcap == 0.5
+    assert head.softcap == HEADS[kind].get("final_logit_softcapping")
+    assert head.bias is None and head.tied == config.tie_word_embeddings
     logits = h @ head.weight.astype(np.float64).T
-    assert np.abs(logits).max() > 0.1  # so that the cap bends them
-    np.testing.assert_allclose(0.5 * np.tanh(logits / 0.5), expected, rtol=0, atol=1e-6)
+    assert np.abs(logits).max() > 0.5  # so that a cap bends them
+    if head.softcap is not None:
+        logits = head.softcap * np.tanh(logits / head.softcap)
+    # sums of 32 products of size 1
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    assert read_architecture(tmp_path / "m").parameters()["total"] == model.num_parameters()
 
 
 @pytest.mark.parametrize("name", recipe.GOLDEN)

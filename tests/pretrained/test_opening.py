@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file
 
 from headlab import cli, models, runs
 from headlab.config import replace
+from headlab.data import Tokenizer
 from headlab.errors import UsageError
-from headlab.pretrained import opening
+from headlab.pretrained import opening, save_pretrained
 from headlab.scoring import generate_text, open_model, score
 
 TEXT = "a bc é\n日本"
@@ -68,6 +70,25 @@ def test_a_run_is_exported_and_scores_the_same(run, byte_tokenizer, tmp_path, ca
     one, other = (load_file(tmp_path / f / "model.safetensors") for f in ("out", "again"))
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_document_begins_with_the_token_that_the_folder_says(decoder, tmp_path, capsys):
+    pieces = {chr(97 + i): i for i in range(8)} | {"</s>": 8, "<s>": 9}
+    definition = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, []))
+    definition.add_special_tokens(["</s>", "<s>"])
+    tokenizer = Tokenizer(definition.to_str(), start_id=9)
+    config, model = decoder(vocabulary=10, position="rotary", activation="swiglu")
+    save_pretrained(tmp_path / "m", model, config, tokenizer)
+    described = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (described["bos_token_id"], described["eos_token_id"]) == (9, 8)
+    (tmp_path / "text.txt").write_text("abcabh")
+    command = ["score", f"--workdir={tmp_path / 'm'}", str(tmp_path / "text.txt"), "--json"]
+    assert cli.main(command) == 0
+    found = [t["log_prob"] for t in json.loads(capsys.readouterr().out)["scores"]]
+    [after_start] = score(model, [[0, 1, 2, 0, 1, 7]], prefix=[9])
+    [after_end] = score(model, [[0, 1, 2, 0, 1, 7]], prefix=[8])
+    assert found == [token.log_prob for token in after_start]
+    assert found != [token.log_prob for token in after_end]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The commands, in the order in which the help lists them. A new one is one file and one line here."""
+"""The commands, in the order in which the help lists them.
+
+A new one is one file and one line here, and a row in tests/test_cli.py of what can be wrong in its command line.
+"""
 
 from headlab.cli.arguments import Command
 from headlab.cli.commands import (

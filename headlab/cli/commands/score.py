@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab import files
+from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.cli.tables import number, print_table
 from headlab.errors import UsageError
 
@@ -17,6 +18,7 @@ _LONGEST_TABLE = 200  # tokens of which each gets a line
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
+        type=path,
         required=True,
         metavar="RUN",
         help="the run directory, or a Hugging Face folder",
@@ -93,7 +95,9 @@ def _text(name: str) -> str:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = content.decode()
     except OSError as problem:
-        raise UsageError(f"cannot read {name} ({problem.strerror}); give a text file") from None
+        near = None if Path(name).exists() else files.similar(Path(name), Path.is_file)
+        fix = "give a text file" if near is None else f"did you mean {near}?"
+        raise UsageError(f"cannot read {name} ({problem.strerror}); {fix}") from None
     except UnicodeDecodeError as problem:
         raise UsageError(
             f"{name} is not UTF-8 text: byte {problem.start} is 0x{content[problem.start]:02x}; convert it first"
