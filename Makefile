@@ -8,15 +8,17 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEPENDENCIES := pyproject.toml constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-full test-peers lint format clean
+.PHONY: help demo test test-full test-peers coverage docs lint format clean
 
 help:
 	@echo "make demo        train a tied and an untied head on the embedded corpus and compare them"
 	@echo "make test        lint, format, types, imports and tests"
 	@echo "make test-full   all tests, with the whole product of cases (installs PyTorch)"
 	@echo "make test-peers  comparisons with other libraries (installs PyTorch)"
+	@echo "make coverage    tests, and the share of headlab's lines that they run"
+	@echo "make docs        the API reference, in build/api"
 	@echo "make format      format the code and mend what ruff can mend"
 	@echo "make clean       remove the virtual environment and what tools left behind"
 
@@ -31,6 +33,12 @@ test-full: lint $(VENV)/.installed-peers
 
 test-peers: $(VENV)/.installed-peers
 	$(PYTEST) -m peers
+
+coverage: $(VENV)/.installed
+	$(PYTEST) --cov
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m docs.api build/api
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check

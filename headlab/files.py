@@ -1,6 +1,7 @@
 """Files that are written at once or not at all, and locks that the operating system lets go of."""
 
 import contextlib
+import difflib
 import fcntl
 import os
 import socket
@@ -8,6 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headlab.errors import HeadlabError
+
+
+def similar(path: Path, keep: Callable[[Path], bool] = Path.exists) -> Path | None:
+    """What stands beside `path` under the name most like it, of what `keep` accepts; None where nothing is like it.
+
+    For messages about a path that was misspelt.
+    """
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if keep(entry)]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, 1)
+    return path.parent / near[0] if near else None
 
 
 def temporary(path: Path) -> Path:

@@ -55,12 +55,9 @@ class RunDirectory:
         recorded = run.config()
         differing = configs.differences(recorded, config)
         if differing:
-            listed = "; ".join(
-                f"{key} is {old!r} in the run and {new!r} in what was asked"
-                for key, (old, new) in differing.items()
-            )
             raise UsageError(
-                f"{run.path} holds a run of another configuration: {listed}. Choose another "
+                f"{run.path} holds a run of another configuration: "
+                f"{in_words(differing, 'what was asked')}. Choose another "
                 "directory for the new configuration, or ask for the recorded values to resume."
             )
         return run, configs.differences(recorded, config, operational=True)
@@ -153,8 +150,14 @@ class RunDirectory:
     def _create(self, config: ConfigDict) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise UsageError(f"{self.path} is a file. Choose a directory for the run.") from None
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(
+                f"{self.path} is a file, or below one. Choose a directory for the run."
+            ) from None
+        except OSError as problem:
+            raise UsageError(
+                f"{self.path} cannot be made ({problem.strerror}). Choose another directory."
+            ) from None
         others = self.others()
         if others and not self.config_path.exists():
             raise UsageError(
@@ -175,8 +178,10 @@ class RunDirectory:
         try:
             return self.config_path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
+            near = files.similar(self.path, is_run)
+            hint = "" if near is None or near == self.path else f" Did you mean {near}?"
             raise UsageError(
-                f"{self.path} is not a run: it has no config.json. Name a directory that "
+                f"{self.path} is not a run: it has no config.json.{hint} Name a directory that "
                 "`headlab train --workdir=…` wrote."
             ) from None
         except UnicodeDecodeError as problem:
@@ -204,6 +209,23 @@ class RunDirectory:
                 ) from None
             records.append((line, record))
         return records
+
+
+def in_words(differing: Mapping[str, tuple[Any, Any]], asked: str) -> str:
+    """What `config.differences` found between a run and what was `asked`, as part of a sentence.
+
+    >>> in_words({"seed": (0, 1)}, "the sweep")
+    'seed is 0 in the run and 1 in the sweep'
+    """
+    return "; ".join(
+        f"{key} is {old!r} in the run and {new!r} in {asked}"
+        for key, (old, new) in differing.items()
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether the directory is of a run, though its configuration may be lost."""
+    return any((path / name).is_file() for name in ("config.json", "metrics.jsonl", "result.json"))
 
 
 def phases_of(config: ConfigDict) -> list[tuple[str, int]]:

@@ -44,6 +44,9 @@ def mesh_shape(data: int, vocab: int, devices: int) -> tuple[int, int]:
     """(data, vocab) with −1 replaced by what the other leaves of so many devices.
 
     Raises UsageError, naming a mesh that would do, where the devices do not make this mesh.
+
+    >>> mesh_shape(-1, 2, 8)
+    (4, 2)
     """
     known = max(data, 1) * max(vocab, 1)
     if data == vocab == -1:

@@ -26,7 +26,15 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.train_step import python_with_torch
-from experiments.benchmarks.turns import Turn, in_words, quartiles, ratios, take_turns, worker
+from experiments.benchmarks.turns import (
+    Turn,
+    command_line,
+    in_words,
+    quartiles,
+    ratios,
+    take_turns,
+    worker,
+)
 from headlab import cli
 from headlab.embeddings import Constant
 from headlab.heads.adaptive import Adaptive
@@ -174,22 +182,23 @@ def _print_table(found: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def _parser() -> cli.Parser:
-    parser = cli.Parser(
-        prog="python -m experiments.benchmarks.adaptive",
-        description=__doc__.partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--tokens", type=cli.count, default=1024, help="targets of a batch")
-    parser.add_argument("--d-model", type=cli.count, default=128, help="width of the states")
-    parser.add_argument("--vocab-size", type=cli.count, default=262_144, help="tokens in all")
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line("adaptive", __doc__.partition("\n")[0], rounds=9, torch=True)
     parser.add_argument(
-        "--cutoffs", type=cli.count, nargs="+", default=[4096, 32768, 131072], help="band ends"
+        "--tokens", type=cli.count, default=1024, help="targets of a batch (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=cli.count, default=9, help="turns of each")
-    parser.add_argument("--torch-python", metavar="PATH", help="a Python that has torch")
     parser.add_argument(
-        "--output", metavar="FILE", default="runs/benchmarks/adaptive.json", help="where JSON goes"
+        "--d-model", type=cli.count, default=128, help="width of the states (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--vocab-size", type=cli.count, default=262_144, help="tokens in all (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cutoffs",
+        type=cli.count,
+        nargs="+",
+        default=[4096, 32768, 131072],
+        help="band ends (default: %(default)s)",
     )
     return parser
 

@@ -24,7 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.train_step import python_with_torch
-from experiments.benchmarks.turns import in_words, quartiles, ratios, take_turns, timed, worker
+from experiments.benchmarks.turns import (
+    command_line,
+    in_words,
+    quartiles,
+    ratios,
+    take_turns,
+    timed,
+    worker,
+)
 from headlab import cli
 from headlab.errors import HeadlabError, UsageError
 from headlab.ops import linear_cross_entropy
@@ -176,18 +184,9 @@ def size_of(text: str) -> tuple[int, int, int]:
     return tokens, d_model, vocab
 
 
-def _parser() -> cli.Parser:
-    parser = cli.Parser(
-        prog="python -m experiments.benchmarks.head_loss",
-        description=__doc__.partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line("head_loss", __doc__.partition("\n")[0], rounds=9, torch=True)
     parser.add_argument("--size", dest="sizes", action="append", metavar="TOKENSxDxV")
-    parser.add_argument("--rounds", type=cli.count, default=9, help="turns of each")
-    parser.add_argument("--torch-python", metavar="PATH", help="a Python that has torch")
-    parser.add_argument(
-        "--output", metavar="FILE", default="runs/benchmarks/head_loss.json", help="where JSON goes"
-    )
     return parser
 
 

@@ -25,7 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.head_loss import size_of
-from experiments.benchmarks.turns import in_words, quartiles, ratios, take_turns, timed
+from experiments.benchmarks.turns import (
+    command_line,
+    in_words,
+    quartiles,
+    ratios,
+    take_turns,
+    timed,
+)
 from headlab import cli, heads
 from headlab.runs import environment
 
@@ -119,10 +126,8 @@ def _temporary(program: Any) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="python -m experiments.benchmarks.mixtures",
-        description="Times mixtures of softmaxes beside one linear head.",
-        allow_abbrev=False,
+    parser = command_line(
+        "mixtures", "Times mixtures of softmaxes beside one linear head.", rounds=10, torch=False
     )
     text = "x".join(map(str, SIZE))
     parser.add_argument("--size", metavar="TOKENSxDxV", help=f"default: {text}")
@@ -133,14 +138,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="a number of experts, given once or more (default: 1, 2, 4 and 8)",
     )
-    parser.add_argument("--rounds", type=cli.count, default=10, help="turns of each (default: 10)")
-    parser.add_argument(
-        "--output",
-        default="runs/benchmarks/mixtures.json",
-        metavar="FILE",
-        help="where JSON goes (default: runs/benchmarks/mixtures.json)",
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

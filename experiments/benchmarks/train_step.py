@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.naive_step import NaiveStep
+from experiments.benchmarks.turns import command_line
 from headlab import cli, sharding
 from headlab.config import load
 from headlab.errors import HeadlabError, UsageError
@@ -354,25 +355,17 @@ def _pieces(config_file: str, batch: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="python -m experiments.benchmarks.train_step",
-        description="Times headlab's training step beside a naive Flax/Optax one and PyTorch's.",
+    parser = command_line(
+        "train_step",
+        "Times headlab's training step beside a naive Flax/Optax one and PyTorch's.",
+        rounds=15,
+        torch=True,
         epilog="Any option of the config file is set by --config.KEY=VALUE.",
-        allow_abbrev=False,
     )
     micro = str(ROOT / "configs" / "micro.py")
     parser.add_argument("--config", default=micro, metavar="FILE", help="default: configs/micro.py")
     parser.add_argument("--head", choices=("tied", "untied", "both"), default="both")
     parser.add_argument("--batch", type=cli.count, default=32, help="sequences (default: 32)")
-    parser.add_argument("--rounds", type=cli.count, default=15, help="turns of each (default: 15)")
-    parser.add_argument("--torch-python", metavar="PATH", help="a Python that has torch")
-    parser.add_argument(
-        "--output",
-        default="runs/benchmarks/train_step.json",
-        metavar="FILE",
-        help="where JSON goes (default: runs/benchmarks/train_step.json)",
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -1,5 +1,6 @@
 """Contestants that take turns in one run, so that whatever else the machine does falls on all of them alike."""
 
+import argparse
 import contextlib
 import json
 import subprocess
@@ -10,10 +11,35 @@ from typing import Any
 import jax
 import numpy as np
 
+from headlab import cli
 from headlab.errors import HeadlabError
 
 Turn = Callable[[], float]
 """One measured run; its seconds."""
+
+
+def command_line(
+    name: str, description: str, *, rounds: int, torch: bool, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    """The command line of the benchmark `name`, with what all of them are asked; `torch`: one of them is PyTorch's."""
+    made = cli.Parser(
+        prog=f"python -m experiments.benchmarks.{name}",
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+    )
+    default = "default: %(default)s"
+    made.add_argument("--rounds", type=cli.count, default=rounds, help=f"turns of each ({default})")
+    made.add_argument(
+        "--output",
+        default=f"runs/benchmarks/{name}.json",
+        metavar="FILE",
+        help=f"where JSON goes ({default})",
+    )
+    if torch:
+        made.add_argument("--torch-python", metavar="PATH", help="a Python that has torch")
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return made
 
 
 def timed(function: Callable[..., Any], *arguments: Any) -> Turn:

@@ -90,6 +90,9 @@ def anisotropy(states: Any) -> float:
 
     Raises:
       UsageError: fewer than two states, one of norm 0, or numbers that are not finite.
+
+    >>> f"{anisotropy(np.eye(3)):.4f}", f"{anisotropy(np.array([[1.0, 0.0], [1.0, 1.0]])):.4f}"
+    ('0.0000', '0.7071')
     """
     seen, total = Seen(), np.zeros(1)
     for block in float64_blocks(states, seen):

@@ -59,6 +59,10 @@ def argmaxable(weight: Any, bias: Any = None, *, progress: bool = False) -> Argm
 
     Raises:
       UsageError: shapes do not fit, V is below 2, or a number is not finite.
+
+    >>> corners_and_centre = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0], [0.0, 0.0]])
+    >>> argmaxable(corners_and_centre).reachable.tolist()
+    [True, True, True, True, False]
     """
     rows = Rows(*_checked(weight, bias))
     if not rows.whitened.shape[1]:

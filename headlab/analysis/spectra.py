@@ -66,6 +66,9 @@ def spectrum(
 
     Raises:
       UsageError: the matrix is empty or has NaN or infinite numbers, or k is out of its range.
+
+    >>> spectrum(np.array([[3.0, 0.0], [0.0, -4.0], [0.0, 0.0]])).singular_values.round(12).tolist()
+    [4.0, 3.0]
     """
     if sketch is not None and sketch < 1:
         raise UsageError(f"the sketch is {sketch} wide; it must be at least 1")

@@ -45,7 +45,14 @@ class BoundCheck:
 
 
 def theory(head: Head) -> Theory:
-    """The bound on the rank of `head`'s log-probability matrix over any contexts, and its reason in words."""
+    """The bound on the rank of `head`'s log-probability matrix over any contexts, and its reason in words.
+
+    >>> from flax import nnx
+    >>> from headlab import heads
+    >>> known = theory(heads.build("untied", vocab_size=100, d_model=16, bias=True, rngs=nnx.Rngs(0)))
+    >>> known.bound  # d + 2
+    18
+    """
     return Theory(head.rank_bound(), head.rank_reason(), head.vocab_size)
 
 

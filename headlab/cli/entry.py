@@ -5,12 +5,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from headlab.cli.arguments import (
-    Command,
     Parser,
     add_overrides,
     described,
     nearest,
-    refuse_unknown_flags,
+    refuse_wrong_flags,
     split_overrides,
 )
 from headlab.cli.commands import COMMANDS
@@ -24,20 +23,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    names = [command.name for command in COMMANDS]
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
+    commands = {command.name: command for command in COMMANDS}
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if named is not None and named not in commands:
         raise UsageError(
-            f"no command {arguments[0]!r}; did you mean {nearest(arguments[0], names)}? "
-            f"(there are {', '.join(names)})"
+            f"no command {named!r}; did you mean {nearest(named, [*commands])}? "
+            f"(there are {', '.join(commands)})"
         )
+    if (
+        named is not None
+        and commands[named].hands_on
+        and arguments[1:2] not in (["--help"], ["-h"])
+    ):
+        others = [argument for argument in arguments[1:] if argument != "--debug"]
+        return commands[named].run(argparse.Namespace(arguments=others), [])
     arguments, overrides = split_overrides(arguments)
     parser, parsers = _parsers()
-    refuse_unknown_flags(arguments, parsers.get(arguments[0], parser) if arguments else parser)
-    options = parser.parse_args(arguments)
+    if named is None:
+        refuse_wrong_flags(arguments, parser, None)
+    else:
+        refuse_wrong_flags(arguments, parsers[named], commands[named])
+    options, rest = parser.parse_known_args(arguments)
     if options.command is None:
         parser.print_help(sys.stderr)
         return UsageError.exit_code
-    command: Command = COMMANDS[names.index(options.command)]
+    command = commands[options.command]
+    if rest:
+        raise UsageError(
+            f"headlab {command.name} has no place for {rest[0]!r}; a text with spaces stands in quotes "
+            f"(see headlab {command.name} --help)"
+        )
     if overrides and not command.takes_overrides:
         raise UsageError(
             f"headlab {command.name} takes no --config.{overrides[0][0]}: "

@@ -1,6 +1,5 @@
 """Configurations from files and from the text of a command line."""
 
-import difflib
 import re
 import runpy
 import traceback
@@ -10,6 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
+from headlab import files
 from headlab.config.options import OPTIONS, Option
 from headlab.config.rules import checked, head_options, misplaced, refused, resolve
 from headlab.config.tree import place
@@ -142,10 +142,9 @@ def call_in_file(
 
 
 def _why_unread(file: Path, problem: OSError, example: str) -> str:
-    siblings = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
-    close = difflib.get_close_matches(file.name, siblings, 1)
-    if not file.exists() and close:
-        return f"there is no such file; did you mean {file.parent / close[0]}?"
+    near = files.similar(file, lambda other: other.suffix == ".py")
+    if not file.exists() and near is not None:
+        return f"there is no such file; did you mean {near}?"
     return f"{problem.strerror}; give a Python file such as {example}"
 
 

@@ -31,7 +31,11 @@ CHIPS = {
 
 
 def chip(name: str) -> Chip:
-    """The chip of that name; UsageError, with the nearest, where there is none."""
+    """The chip of that name; UsageError, with the nearest, where there is none.
+
+    >>> chip("h100").flops / chip("h100").bandwidth  # operations a byte at which both take as long
+    295.2238805970149
+    """
     if name not in CHIPS:
         near = max(CHIPS, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
         raise UsageError(f"no chip {name!r}; did you mean {near}? (there are {', '.join(CHIPS)})")
@@ -39,7 +43,11 @@ def chip(name: str) -> Chip:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak dense bfloat16 operations a second of one device, or None where it is not known (every CPU)."""
+    """Peak dense bfloat16 operations a second of one device, or None where it is not known (every CPU).
+
+    >>> peak_flops("TPU v4"), peak_flops("cpu")
+    (275000000000000.0, None)
+    """
     for known in CHIPS.values():
         if device_kind in known.device_kinds:
             return known.flops

@@ -82,6 +82,11 @@ def model_cost(
     the keys and values of `context` tokens a sequence.
 
     Raises UsageError for a number below 1.
+
+    >>> from headlab.costs import preset
+    >>> found = model_cost(preset("gpt2"), Setting(context=1024, itemsize=2))
+    >>> found.parameters["total"], f"{found.blocks_by_matrices:.2f}"  # 50257·768 / (12·768²)
+    (124439808, '5.45')
     """
     for key, value in setting._asdict().items():
         if value < 1:

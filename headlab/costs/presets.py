@@ -47,7 +47,11 @@ PRESETS = {
 
 
 def preset(name: str) -> Architecture:
-    """The model of that name; UsageError, with the nearest, where there is none."""
+    """The model of that name; UsageError, with the nearest, where there is none.
+
+    >>> preset("llama-3-8b").vocab_size
+    128256
+    """
     if name not in PRESETS:
         near = max(PRESETS, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
         raise UsageError(

@@ -45,6 +45,10 @@ class TrainBatches:
       seed: any integer; it gives the order of each epoch.
 
     Raises UsageError for a size below 1 or fewer than 2 tokens.
+
+    >>> train = TrainBatches(np.arange(9), seq_len=4, batch_size=2, seed=0)
+    >>> sorted(train.batch(0).inputs.tolist())  # the order is the epoch's own
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
 
     def __init__(
@@ -89,6 +93,9 @@ class EvalBatches:
     All batches have the shape [`batch_size`, `seq_len`]; what is left of the last one is padding.
     Iterate as often as wanted; `len` is the number of batches. Arguments and errors are those of
     `TrainBatches`.
+
+    >>> [batch.targets[batch.where].tolist() for batch in EvalBatches(np.arange(6), 2, 2)]
+    [[1, 2, 3, 4], [5]]
     """
 
     def __init__(self, tokens: Integer[np.ndarray, " tokens"], seq_len: int, batch_size: int):

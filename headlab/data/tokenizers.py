@@ -84,6 +84,14 @@ class Tokenizer:
 
     Raises UsageError if the definition can't be read, drops merges at random, or has no usable
     separator, or `start_id` isn't the id of a special token.
+
+    >>> import tokenizers
+    >>> words = tokenizers.models.WordLevel({"the": 0, "sea": 1, "?": 2, SEPARATOR: 3}, unk_token="?")
+    >>> words = tokenizers.Tokenizer(words)
+    >>> words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    >>> tokenizer = Tokenizer(words.to_str())
+    >>> tokenizer.encode("the sea is"), tokenizer.vocab_size, tokenizer.separator_id
+    ([0, 1, 2], 4, 3)
     """
 
     def __init__(

@@ -10,7 +10,11 @@ from headlab.ops.shards import is_sharded, sum_shards, take_rows
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
-    """The least multiple of `multiple` that holds `vocab_size` rows; both at least 1, else ValueError."""
+    """The least multiple of `multiple` that holds `vocab_size` rows; both at least 1, else ValueError.
+
+    >>> padded_size(8192, 128), padded_size(50257, 128)
+    (8192, 50304)
+    """
     for name, value in (("vocab_size", vocab_size), ("vocab_multiple", multiple)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")

@@ -32,7 +32,14 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> type[Head]:
-    """The class registered under `name`; UsageError with the nearest name where there is none."""
+    """The class registered under `name`; UsageError with the nearest name where there is none.
+
+    >>> get("sigsoftmax").__name__
+    'SigSoftmax'
+    >>> get("teid")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    headlab.errors.UsageError: There is no head 'teid'. Did you mean 'tied'? Heads: tied, untied, ...
+    """
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name not in _REGISTRY:
@@ -61,7 +68,11 @@ def register(name: str, cls: type[Head]) -> None:
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
-    """The keyword options of a head's constructor, with their annotations and defaults."""
+    """The keyword options of a head's constructor, with their annotations and defaults.
+
+    >>> list(options("sigsoftmax"))
+    ['tied', 'bias', 'softcap', 'logit_scale', 'logits_dtype']
+    """
     parameters = inspect.signature(get(name).__init__, eval_str=True).parameters
     return {key: p for key, p in parameters.items() if key not in _GIVEN}
 
@@ -72,6 +83,11 @@ def build(name: str, *, sum_blocks: int | None = None, **arguments: Any) -> Head
     With `sum_blocks` sums over the vocabulary follow a tree over so many blocks of rows, a power of two that divides
     `vocab_multiple`: their bits then do not depend on the number of shards (see `headlab.ops.softmax_tree`).
     `token_counts` is handed on only to heads whose constructor asks for it.
+
+    >>> from flax import nnx
+    >>> head = build("low_rank", vocab_size=100, d_model=16, rank=4, rngs=nnx.Rngs(0))
+    >>> head.rank_bound(), head.cost("training").parameters  # 4 + 1, (100 + 16)·4
+    (5, 464)
     """
     cls = get(name)
     accepted = inspect.signature(cls.__init__).parameters

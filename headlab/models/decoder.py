@@ -201,6 +201,13 @@ def count_parameters(model: Decoder) -> dict[str, int]:
     """Parameters by part, without padding rows: "embedding" (positions too), "head", "body" and their "total".
 
     A tied table is counted once, with the embedding.
+
+    >>> from headlab.config import default_config, resolve
+    >>> config = default_config()
+    >>> config.model.update(d_model=8, n_layers=1, n_heads=2, d_mlp=16, max_length=12)
+    >>> config.data.seq_len = 12
+    >>> count_parameters(build(resolve(config), 11))  # (11 + 12)·8; 4·8² + 2·8·16 + three norms of 8
+    {'embedding': 184, 'head': 0, 'body': 536, 'total': 720}
     """
     positions = 0 if model.positions is None else model.positions[...].size
     leaves = jax.tree_util.tree_leaves_with_path(split(model)[1])

@@ -63,6 +63,10 @@ def linear_cross_entropy(
 
     Raises:
         ValueError: shapes that do not fit, or an option outside its range. TypeError: a dtype that does not fit.
+
+    >>> h, weight = jnp.array([[1.0, 0.0]]), jnp.log(jnp.array([[3.0, 1.0], [1.0, 1.0]]))
+    >>> f"{linear_cross_entropy(h, weight, jnp.array([0])):.4f}"  # −ln(3 / (3 + 1))
+    '0.2877'
     """
     _check_arrays(h, weight, targets, bias, where)
     _check_options(label_smoothing, z_loss_weight, reduction, token_block, vocab_block)

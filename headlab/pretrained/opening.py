@@ -30,10 +30,18 @@ def open_model(
     return OpenModel(restored.model, restored.tokenizer, config)
 
 
-def restore(path: str | os.PathLike[str], step: int | Literal["last", "best"] = "last") -> Restored:
-    """`headlab.runs.restore_model` for run directories and Hugging Face folders alike; these have no step."""
+def restore(
+    path: str | os.PathLike[str],
+    step: int | Literal["last", "best"] = "last",
+    *,
+    shards: int = 1,
+) -> Restored:
+    """`headlab.runs.restore_model` for run directories and Hugging Face folders alike; these have no step.
+
+    Rows of a folder are padded to a multiple of 128 whatever `shards` is.
+    """
     if not is_pretrained(path):
-        return restore_model(RunDirectory(path), step)
+        return restore_model(RunDirectory(path), step, shards=shards)
     if step != "last":
         raise UsageError(
             f"{path} is a folder in the Hugging Face layout and has one model: leave step {step!r} out"

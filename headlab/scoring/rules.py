@@ -31,7 +31,11 @@ class Rules(NamedTuple):
 
 
 def greedy(log_probs: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
-    """The most probable token, int32; of equal ones the lowest id."""
+    """The most probable token, int32; of equal ones the lowest id.
+
+    >>> greedy(jnp.log(jnp.array([0.2, 0.4, 0.4]))).item()
+    1
+    """
     return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
 
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headlab import files
 from headlab.errors import UsageError
+from headlab.run_files import is_run
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -29,15 +31,17 @@ def run_directories(
     not_started: list[Problem] = []
     sweeps: dict[Path, dict[str, Any]] = {}
     for path in map(Path, [given] if isinstance(given, str | os.PathLike) else given):
-        if _is_run(path):
+        if is_run(path):
             found.setdefault(path.resolve(), path)
             continue
-        inner = sorted(filter(_is_run, path.iterdir()), key=_natural) if path.is_dir() else []
+        inner = sorted(filter(is_run, path.iterdir()), key=_natural) if path.is_dir() else []
         sweep = sweep_record(path)
         if not inner and sweep is None:
+            near = None if path.exists() else files.similar(path, Path.is_dir)
+            hint = "" if near is None else f" Did you mean {near}?"
             raise UsageError(
                 f"{path} is no run and holds none: there is no config.json in it or in a directory "
-                "right below it. Name a directory that `headlab train` or `headlab sweep` wrote."
+                f"right below it.{hint} Name a directory that `headlab train` or `headlab sweep` wrote."
             )
         points = [point["name"] for point in (sweep or {}).get("points", [])]
         order = {name: number for number, name in enumerate(points)}
@@ -45,7 +49,7 @@ def run_directories(
         found.update((run.resolve(), run) for run in inner if run.resolve() not in found)
         if sweep is not None:
             sweeps[path] = sweep
-            missing = [path / name for name in points if not _is_run(path / name)]
+            missing = [path / name for name in points if not is_run(path / name)]
             not_started += [
                 Problem(run.name, str(run), failure_of(run) or "not started") for run in missing
             ]
@@ -63,11 +67,6 @@ def failure_of(run: Path) -> str | None:
         return f"it failed, and the record of it cannot be read ({problem})"
 
 
-def _is_run(path: Path) -> bool:
-    """Whether the directory is of a run, though its configuration may be lost."""
-    return any((path / name).is_file() for name in ("config.json", "metrics.jsonl", "result.json"))
-
-
 def sweep_record(path: Path) -> dict[str, Any] | None:
     """The content of sweep.json, None where there is none; {"damaged": reason} where it cannot be read."""
     try:
@@ -76,7 +75,7 @@ def sweep_record(path: Path) -> dict[str, Any] | None:
         if all(isinstance(point["name"], str) for point in points):
             return content
         reason = "a point has no name"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, AttributeError, TypeError, KeyError, OSError) as problem:
         reason = f"{type(problem).__name__}: {problem}"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from headlab import config as configs
 from headlab.errors import UsageError
+from headlab.run_files import in_words
 from headlab.runs import RunDirectory
 from headlab.sweeps.definition import PlannedPoint
 from headlab.sweeps.directory import SweepDirectory
@@ -79,13 +80,9 @@ def check_runs(directory: SweepDirectory, points: Iterable[PlannedPoint]) -> Non
             if pair[1] != "auto"
         }
         if differing:
-            listed = "; ".join(
-                f"{key} is {old!r} in the run and {new!r} in the sweep"
-                for key, (old, new) in differing.items()
-            )
             raise UsageError(
-                f"{run.path} holds a run of another configuration than the point {point.name}: {listed}. Choose "
-                "another --workdir, or move that run away."
+                f"{run.path} holds a run of another configuration than the point {point.name}: "
+                f"{in_words(differing, 'the sweep')}. Choose another --workdir, or move that run away."
             )
 
 

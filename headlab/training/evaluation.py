@@ -19,6 +19,9 @@ def frequency_bands(counts: Int[np.ndarray, "vocab"]) -> Int[np.ndarray, "vocab"
     """The band 0 … 9 of each id: deciles of the vocabulary by training count, 0 the most frequent tenth of the ids.
 
     Ids of equal count are ordered by id.
+
+    >>> frequency_bands(np.array([5, 9, 1, 0, 7, 8, 2, 6, 3, 4])).tolist()
+    [4, 0, 8, 9, 2, 1, 7, 3, 6, 5]
     """
     order = np.argsort(-counts, kind="stable")
     bands = np.empty(len(counts), np.int64)

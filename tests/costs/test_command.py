@@ -53,6 +53,53 @@ def test_two_models_are_compared_with_and_without_their_heads(capsys):
     assert f"without either head {body:.2f}" in shown
 
 
+def test_the_table_has_the_least_time_of_a_decode_step_and_a_shards_share(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    arguments = ["--model=llama-2-7b", "--tokens=2048", "--batch=4", "--shards=8"]
+    assert cli.main(["cost", *arguments, "--chip=h100"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    # every parameter but the input table once, in bfloat16, and 32 layers' keys and values of 4 sequences
+    read = 2 * (6_738_415_616 - 32_000 * 4096) + 4 * 2048 * 32 * (2 * 32 * 128) * 2
+    assert f"decode step on NVIDIA H100 SXM, at least {read / 3.35e12 * 1e3:.3f} ms" in shown
+    assert f"tokens a second, at most {4 / (read / 3.35e12):,.0f}" in shown
+    assert "rows of one of 8 shards 4,000" in shown
+    assert "bytes of the head 32.8MB" in shown  # 4000 · 4096 · 2
+    assert "does not fit" not in shown
+    assert cli.main(["cost", "--model=llama-2-7b", "--batch=64", "--chip=l4"]) == 0
+    assert "does not fit in NVIDIA L4" in " ".join(capsys.readouterr().out.split())
+
+
+def test_two_models_are_compared_by_the_time_of_a_step_on_a_chip(capsys):
+    command = ["cost", "--model=smollm2-135m", "--against=smollm2-360m", "--chip=a100"]
+    assert cli.main([*command, "--json"]) == 0
+    one, other = (cost["decode"] for cost in json.loads(capsys.readouterr().out))
+    assert cli.main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    whole = (other["head_seconds"] + other["body_seconds"]) / (
+        one["head_seconds"] + one["body_seconds"]
+    )
+    assert f"least time of a decode step, ratio {whole:.2f}" in shown
+    assert f"without either head {other['body_seconds'] / one['body_seconds']:.2f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file or directory"),
+        ("{", "is damaged"),
+        ("[]", "model_type is None; headlab knows"),
+        ('{"model_type": "llama"}', "num_attention_heads is missing"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_by_name(content, said, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    folder = tmp_path if content is not None else tmp_path / "none"
+    assert cli.main(["cost", f"--hf={folder}"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert said in message and str(folder) in message
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

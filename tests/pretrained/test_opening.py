@@ -23,7 +23,7 @@ def run(decoder, byte_tokenizer, monkeypatch):
     config, model = decoder("untied", position="rotary", activation="swiglu")
     config = replace(config, {"head.name": "tied", "head.untie_at": 0.5})
     restored = runs.Restored(model, "untied", byte_tokenizer, config, 7)
-    monkeypatch.setattr(opening, "restore_model", lambda run, step: restored)
+    monkeypatch.setattr(opening, "restore_model", lambda run, step, shards: restored)
     return model
 
 

@@ -41,7 +41,7 @@ def output(capsys, *arguments):
 
 
 def test_the_command_offers_what_the_library_has():
-    assert tuple(METRICS) == command._METRICS
+    assert tuple(METRICS) == command.METRICS
     assert tuple(SORTS) == command._SORTS
 
 

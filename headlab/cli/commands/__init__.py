@@ -1,4 +1,7 @@
-"""The commands, in the order in which the help lists them. A new one is one file and one line here."""
+"""The commands, in the order in which the help lists them.
+
+A new one is one file and one line here, and a row in tests/test_cli.py of what can be wrong in its command line.
+"""
 
 from headlab.cli.arguments import Command
 from headlab.cli.commands import (
@@ -7,6 +10,7 @@ from headlab.cli.commands import (
     evaluate,
     export,
     generate,
+    lm_eval,
     options,
     rank,
     report,
@@ -24,6 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     rank.COMMAND,
     score.COMMAND,
     generate.COMMAND,
+    lm_eval.COMMAND,
     export.COMMAND,
     cost.COMMAND,
     options.COMMAND,

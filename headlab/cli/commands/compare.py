@@ -5,12 +5,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from headlab.cli.arguments import Command, Overrides
+from headlab.cli.arguments import Command, Overrides, one_of, path
 from headlab.errors import HeadlabError
 
 _FORMATS = ("table", "csv", "json", "markdown")
 # kept here, for importing what they stand for would slow down every --help; a test compares them
-_METRICS = (
+METRICS = (
     "loss",
     "bits_per_byte",
     "best_loss",
@@ -25,7 +25,11 @@ _PIPE_WIDTH = 160  # columns of characters where no terminal says how many
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="RUNS", help="run directories, or directories that hold runs"
+        "runs",
+        type=path,
+        nargs="+",
+        metavar="RUNS",
+        help="run directories, or directories that hold runs",
     )
     parser.add_argument(
         "--baseline",
@@ -35,13 +39,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metric",
-        choices=_METRICS,
+        **one_of(*METRICS),
         help="default: loss, or bits_per_byte between tokenizers",
     )
-    parser.add_argument("--format", choices=_FORMATS, default="table", help="default: table")
-    parser.add_argument("--output", metavar="FILE", help="write to a file")
+    parser.add_argument("--format", **one_of(*_FORMATS), default="table", help="default: table")
+    parser.add_argument("--output", type=path, metavar="FILE", help="write to a file")
     parser.add_argument(
-        "--sort", choices=_SORTS, help="the order of groups; default: the best first"
+        "--sort", **one_of(*_SORTS), help="the order of groups; default: the best first"
     )
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, one_of, path
 from headlab.cli.tables import print_table
 from headlab.errors import UsageError
 
@@ -13,9 +13,13 @@ _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="the model of a config file, FILE.py[:TEXT]")
+    what.add_argument(
+        "--config", type=path, metavar="FILE", help="the model of a config file, FILE.py[:TEXT]"
+    )
     what.add_argument("--model", metavar="NAME", help="a published model, such as gemma-2-2b")
-    what.add_argument("--hf", metavar="FOLDER", help="a folder in the Hugging Face layout")
+    what.add_argument(
+        "--hf", type=path, metavar="FOLDER", help="a folder in the Hugging Face layout"
+    )
     what.add_argument("--all", action="store_true", help="every published model, one a row")
     parser.add_argument(
         "--against", metavar="NAME", help="a published model to compare a decode step with"
@@ -27,7 +31,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences (1)")
     parser.add_argument(
-        "--dtype", choices=_ITEMSIZES, default="bfloat16", help="of parameters (default: bfloat16)"
+        "--dtype",
+        **one_of(*_ITEMSIZES),
+        default="bfloat16",
+        help="of parameters (default: bfloat16)",
     )
     parser.add_argument(
         "--shards", type=count, default=1, metavar="N", help="of the vocabulary (default: 1)"
@@ -40,6 +47,10 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
 
     if overrides and not options.config:
         raise UsageError("--config.KEY=VALUE changes a config file: give one with --config=FILE")
+    if options.all and options.against:
+        raise UsageError(
+            "--all lists every model by itself; leave --against out, or name one --model"
+        )
     chip = costs.chip(options.chip) if options.chip else None
     other = costs.preset(options.against) if options.against else None
     models = list(costs.PRESETS.values()) if options.all else []

@@ -3,14 +3,19 @@
 import argparse
 import json
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, one_of, path
 from headlab.cli.tables import leaves, number, print_table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="the run directory")
     parser.add_argument(
-        "--split", choices=("validation", "test"), default="validation", help="default: validation"
+        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+    )
+    parser.add_argument(
+        "--split",
+        **one_of("validation", "test"),
+        default="validation",
+        help="default: validation",
     )
     parser.add_argument(
         "--batch-size", type=count, metavar="N", help="sequences a batch; default: the run's own"

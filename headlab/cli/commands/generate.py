@@ -2,13 +2,14 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.errors import UsageError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
+        type=path,
         required=True,
         metavar="RUN",
         help="the run directory, or a Hugging Face folder",
@@ -57,6 +58,8 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     if options.stream and options.samples > 1:
         raise UsageError("--stream writes one continuation as it comes; leave --samples out")
+    if options.temperature == 0:
+        _refuse_what_greedy_ignores(options)
     for text in (options.prompt, *options.stop):
         try:
             text.encode()
@@ -94,6 +97,16 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     return 0
 
 
+def _refuse_what_greedy_ignores(options: argparse.Namespace) -> None:
+    ignored = [flag for flag in ("top_k", "top_p", "min_p") if getattr(options, flag) is not None]
+    ignored += ["samples"] if options.samples > 1 else []
+    if ignored:
+        raise UsageError(
+            f"--temperature=0 always takes the most probable token, so that --{ignored[0].replace('_', '-')} would "
+            "change nothing; leave one of them out"
+        )
+
+
 COMMAND = Command(
     name="generate",
     help="text that a run's model puts after a prompt",
@@ -109,4 +122,5 @@ COMMAND = Command(
     """,
     add_arguments=_add_arguments,
     run=_run,
+    repeatable=("--stop",),
 )

@@ -3,13 +3,14 @@
 import argparse
 import json
 
-from headlab.cli.arguments import Command, Overrides, checkpoint, count
+from headlab.cli.arguments import Command, Overrides, checkpoint, count, one_of, path
 from headlab.cli.tables import print_table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
+        type=path,
         required=True,
         metavar="RUN",
         help="the run directory, or a Hugging Face folder",
@@ -22,7 +23,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows: the first N positions of the split; default: 2048",
     )
     parser.add_argument(
-        "--split", choices=("validation", "test"), default="validation", help="default: validation"
+        "--split",
+        **one_of("validation", "test"),
+        default="validation",
+        help="default: validation",
     )
     parser.add_argument(
         "--corpus",
@@ -37,7 +41,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a random sketch of width K, for wide vocabularies",
     )
     parser.add_argument(
-        "--output", metavar="DIR", help="where rank.json and spectrum.png go; default: the run"
+        "--output",
+        type=path,
+        metavar="DIR",
+        help="where rank.json and spectrum.png go; default: the run",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
 

@@ -2,19 +2,29 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides
+from headlab.cli.arguments import Command, Overrides, one_of, path
+from headlab.cli.commands.compare import METRICS
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="WORKDIR", help="directories that hold runs, or run directories"
+        "runs",
+        type=path,
+        nargs="+",
+        metavar="WORKDIR",
+        help="directories that hold runs, or run directories",
     )
     parser.add_argument(
-        "-o", "--output", default="report.html", metavar="FILE", help="default: report.html"
+        "--output",
+        "-o",
+        type=path,
+        default="report.html",
+        metavar="FILE",
+        help="default: report.html",
     )
     parser.add_argument("--title", metavar="TEXT", help="default: the heads that are compared")
     parser.add_argument("--baseline", metavar="KEY=VALUE,…", help="see headlab compare")
-    parser.add_argument("--metric", metavar="NAME", help="see headlab compare")
+    parser.add_argument("--metric", **one_of(*METRICS), metavar="NAME", help="see headlab compare")
 
 
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab import files
+from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.cli.tables import number, print_table
 from headlab.errors import UsageError
 
@@ -17,6 +18,7 @@ _LONGEST_TABLE = 200  # tokens of which each gets a line
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
+        type=path,
         required=True,
         metavar="RUN",
         help="the run directory, or a Hugging Face folder",
@@ -36,16 +38,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=count, default=8, metavar="N", help="windows at once (8)"
     )
+    parser.add_argument(
+        "--shards",
+        type=count,
+        default=1,
+        metavar="N",
+        help="devices that share the rows of the vocabulary (1)",
+    )
     parser.add_argument("--json", action="store_true", help="print all as JSON in place of tables")
 
 
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     text = _text(options.file)
+    from headlab import sharding
     from headlab.pretrained import restore
     from headlab.scoring import default_stride, score, total_log_prob
 
-    model, head, tokenizer, _, step = restore(options.workdir)
+    mesh = sharding.make_mesh(1, options.shards)
+    model, head, tokenizer, _, step = restore(options.workdir, shards=options.shards)
     [scores] = score(
         model,
         [tokenizer.encode(text)],
@@ -53,6 +64,7 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
         prefix=[tokenizer.start_id],
         stride=options.stride,
         batch_size=options.batch_size,
+        mesh=mesh,
         progress=True,
     )
     result = {
@@ -83,7 +95,9 @@ def _text(name: str) -> str:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = content.decode()
     except OSError as problem:
-        raise UsageError(f"cannot read {name} ({problem.strerror}); give a text file") from None
+        near = None if Path(name).exists() else files.similar(Path(name), Path.is_file)
+        fix = "give a text file" if near is None else f"did you mean {near}?"
+        raise UsageError(f"cannot read {name} ({problem.strerror}); {fix}") from None
     except UnicodeDecodeError as problem:
         raise UsageError(
             f"{name} is not UTF-8 text: byte {problem.start} is 0x{content[problem.start]:02x}; convert it first"
@@ -157,6 +171,7 @@ COMMAND = Command(
     examples="""
     headlab score --workdir=runs/tied text.txt
     headlab score --workdir=runs/tied text.txt --top=5
+    headlab score --workdir=runs/sharded text.txt --shards=4
     headlab score --workdir=runs/tied book.txt --stride=32 --json > scores.json
     headlab score --workdir=models/SmolLM2-135M text.txt
     """,

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, one_of, path
 from headlab.errors import HeadlabError, UsageError
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ _SLURM_FLAGS = ("partition", "gpus", "cpus", "memory", "minutes")
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", required=True, metavar="FILE", help="sweep file, FILE.py[:TEXT]"
+        "--config", type=path, required=True, metavar="FILE", help="sweep file, FILE.py[:TEXT]"
     )
     parser.add_argument(
-        "--workdir", required=True, metavar="DIR", help="holds a run for each point"
+        "--workdir", type=path, required=True, metavar="DIR", help="holds a run for each point"
     )
     parser.add_argument(
-        "--launcher", choices=("local", "slurm"), default="local", help="default: local"
+        "--launcher", **one_of("local", "slurm"), default="local", help="default: local"
     )
     parser.add_argument(
         "--jobs",

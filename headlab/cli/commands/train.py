@@ -2,15 +2,17 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides, count
+from headlab.cli.arguments import Command, Overrides, count, path
 from headlab.errors import UsageError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", required=True, metavar="FILE", help="config file, FILE.py[:TEXT]"
+        "--config", type=path, required=True, metavar="FILE", help="config file, FILE.py[:TEXT]"
     )
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the run directory")
+    parser.add_argument(
+        "--workdir", type=path, required=True, metavar="DIR", help="the run directory"
+    )
     parser.add_argument(
         "--distributed",
         action="store_true",
