@@ -239,6 +239,15 @@ WRONG = {
         ([*GIVEN, "The sea", "--samples=2", "--stream"], "leave --samples out"),
         ([*GIVEN, "The sea", "--stop=a", "--stop=b"], "nowhere is not a run"),
     ],
+    "lm-eval": [],  # hands its arguments on
+    "export": [
+        (["folder"], "required: --workdir"),
+        (GIVEN, "required: FOLDER"),
+        ([*GIVEN, "folder"], "nowhere is not a run"),
+        ([*GIVEN, "folder", "--layuot=llama"], "did you mean --layout?"),
+        ([*GIVEN, "folder", "--layout=lama"], "layout is 'lama'; it must be one of llama, qwen2, gpt2"),
+        ([*GIVEN, "folder", "--step=lst"], "--step is 'lst'; it must be last, best"),
+    ],
     "cost": [
         ([], "one of the arguments --config --model --hf --all is required"),
         (["--modl=gpt2"], "did you mean --model?"),

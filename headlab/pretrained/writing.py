@@ -38,8 +38,7 @@ def save_pretrained(
         empty; there is no such layout.
       HeadlabError: the folder can't be written.
     """
-    if layout is not None and layout not in LAYOUTS:
-        raise UsageError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
+    checked_layout(layout)
     fitting, problems = layout_of(config, model.head, layout)
     if fitting is None:
         raise UsageError(f"{'; '.join(problems)}. Nothing was written.")
@@ -69,6 +68,12 @@ def save_pretrained(
     except OSError as problem:
         raise HeadlabError(f"cannot write {folder} ({problem.strerror or problem})") from problem
     return fitting.model_type
+
+
+def checked_layout(layout: str | None) -> None:
+    """UsageError where there is no such layout."""
+    if layout is not None and layout not in LAYOUTS:
+        raise UsageError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
 
 
 def _array(layout: Layout, tensor: Tensor, params: dict, size: int) -> np.ndarray:

@@ -19,8 +19,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     step = checkpoint(options.step)
-    from headlab.pretrained import open_model, save_pretrained
+    from headlab.pretrained import checked_layout, open_model, save_pretrained
 
+    checked_layout(options.layout)  # before the model is read
     model, tokenizer, config = open_model(options.workdir, step)
     layout = save_pretrained(options.folder, model, config, tokenizer, layout=options.layout)
     print(f"{options.folder}: {options.workdir} in the layout of {layout}")
