@@ -245,7 +245,7 @@ WRONG = {
         (GIVEN, "required: FOLDER"),
         ([*GIVEN, "folder"], "nowhere is not a run"),
         ([*GIVEN, "folder", "--layuot=llama"], "did you mean --layout?"),
-        ([*GIVEN, "folder", "--layout=lama"], "layout is 'lama'; it must be one of llama, qwen2, gpt2"),
+        ([*GIVEN, "folder", "--layout=lama"], "did you mean llama?"),
         ([*GIVEN, "folder", "--step=lst"], "--step is 'lst'; it must be last, best"),
     ],
     "cost": [

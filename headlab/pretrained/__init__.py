@@ -4,12 +4,11 @@ from headlab.pretrained.head import PretrainedHead, load_head
 from headlab.pretrained.opening import is_pretrained, open_model, restore
 from headlab.pretrained.reading import OpenModel, load_pretrained
 from headlab.pretrained.resizing import resize_vocabulary
-from headlab.pretrained.writing import checked_layout, save_pretrained
+from headlab.pretrained.writing import save_pretrained
 
 __all__ = [
     "OpenModel",
     "PretrainedHead",
-    "checked_layout",
     "is_pretrained",
     "load_head",
     "load_pretrained",

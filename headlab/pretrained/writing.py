@@ -38,7 +38,8 @@ def save_pretrained(
         empty; there is no such layout.
       HeadlabError: the folder can't be written.
     """
-    checked_layout(layout)
+    if layout is not None and layout not in LAYOUTS:
+        raise UsageError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
     fitting, problems = layout_of(config, model.head, layout)
     if fitting is None:
         raise UsageError(f"{'; '.join(problems)}. Nothing was written.")
@@ -68,12 +69,6 @@ def save_pretrained(
     except OSError as problem:
         raise HeadlabError(f"cannot write {folder} ({problem.strerror or problem})") from problem
     return fitting.model_type
-
-
-def checked_layout(layout: str | None) -> None:
-    """UsageError where there is no such layout."""
-    if layout is not None and layout not in LAYOUTS:
-        raise UsageError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
 
 
 def _array(layout: Layout, tensor: Tensor, params: dict, size: int) -> np.ndarray:
