@@ -239,15 +239,16 @@ WRONG = {
         ([*GIVEN, "The sea", "--samples=2", "--stream"], "leave --samples out"),
         ([*GIVEN, "The sea", "--stop=a", "--stop=b"], "nowhere is not a run"),
     ],
-    "lm-eval": [],  # its arguments are those of lm-evaluation-harness
+    "lm-eval": [],  # hands its arguments on
     "export": [
-        (["out"], "required: --workdir"),
+        (["folder"], "required: --workdir"),
         (GIVEN, "required: FOLDER"),
+        ([*GIVEN, "folder"], "nowhere is not a run"),
+        ([*GIVEN, "folder", "--layuot=llama"], "did you mean --layout?"),
+        ([*GIVEN, "folder", "--layout=lama"], "did you mean llama?"),
+        ([*GIVEN, "folder", "--step=lst"], "--step is 'lst'; it must be last, best"),
         ([*GIVEN, ""], "argument FOLDER: the name is empty"),
-        ([*GIVEN, "out"], "nowhere is not a run"),
-        ([*GIVEN, "out", "--layout=lama"], "did you mean llama?"),
-        ([*GIVEN, "out", "--step=lst"], "--step is 'lst'; it must be last, best"),
-        ([*GIVEN, "out", "more"], "no place for 'more'"),
+        ([*GIVEN, "folder", "more"], "no place for 'more'"),
     ],
     "cost": [
         ([], "one of the arguments --config --model --hf --all is required"),

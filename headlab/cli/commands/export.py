@@ -4,6 +4,8 @@ import argparse
 
 from headlab.cli.arguments import Command, Overrides, checkpoint, one_of, path
 
+LAYOUTS = ("llama", "qwen2", "gpt2")
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -12,7 +14,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=path, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
         "--layout",
-        **one_of("llama", "qwen2", "gpt2"),
+        **one_of(*LAYOUTS),
         help="default: the first of them that fits the decoder",
     )
     parser.add_argument("--step", default="last", help="a checkpoint, last or best; default: last")
