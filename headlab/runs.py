@@ -51,7 +51,7 @@ class Restored(NamedTuple):
     head: str  # the name of the head that it has at this step
     tokenizer: Tokenizer
     config: ConfigDict
-    step: int
+    step: int | None  # None: not of a run
 
 
 def restore_model(

@@ -38,7 +38,7 @@ def _wide(tree):
 def _norm(p, model, x):
     if model.norm == "layer":
         x = x - x.mean(-1, keepdims=True)
-    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["gain"]
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + model.norm_eps) * p["gain"]
     return y + p.get("bias", 0)
 
 
@@ -48,8 +48,8 @@ def _project(p, x):
 
 def _attention(p, model, x):
     batch, length, d = x.shape
-    width = d // model.n_heads
-    mixed = np.empty_like(x)
+    width = model.d_head or d // model.n_heads
+    mixed = np.empty((batch, length, model.n_heads * width))
     q, k, v = (_project(p[name], x) for name in ("query", "key", "value"))
     for b in range(batch):
         for head in range(model.n_heads):
@@ -58,7 +58,7 @@ def _attention(p, model, x):
             ks = k[b, :, shared * width : (shared + 1) * width]
             vs = v[b, :, shared * width : (shared + 1) * width]
             if model.position == "rotary":
-                qs, ks = _rotated(qs, model.rope_theta), _rotated(ks, model.rope_theta)
+                qs, ks = _rotated(qs, model), _rotated(ks, model)
             for t in range(length):
                 scores = ks[: t + 1] @ qs[t] / math.sqrt(width)
                 weights = np.exp(scores - logsumexp(scores))
@@ -66,12 +66,26 @@ def _attention(p, model, x):
     return _project(p["output"], mixed)
 
 
-def _rotated(x, theta):
+def _rotated(x, model):
     length, width = x.shape
     pairs = x[:, : width // 2] + 1j * x[:, width // 2 :]
-    angle = np.outer(np.arange(length), theta ** (-2 * np.arange(width // 2) / width))
+    frequencies = [model.rope_theta ** (-2 * i / width) for i in range(width // 2)]
+    if model.rope_scaling is not None:
+        frequencies = [_llama3(f, *model.rope_scaling) for f in frequencies]
+    angle = np.outer(np.arange(length), frequencies)
     turned = pairs * np.exp(1j * angle)
     return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def _llama3(frequency, factor, low, high, original):
+    """By cases, as in the code that came with Llama 3.1."""
+    wavelength = 2 * math.pi / frequency
+    if wavelength < original / high:
+        return frequency
+    if wavelength > original / low:
+        return frequency / factor
+    smooth = (original / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
 
 
 def _mlp(p, model, x):

@@ -24,7 +24,7 @@ class RunRank:
     """What was measured of which checkpoint, on which text."""
 
     head: str
-    step: int
+    step: int | None  # None: of a Hugging Face folder
     split: str
     contexts: int
     spectrum: Spectrum
@@ -38,15 +38,17 @@ def rank_of_run(
     *,
     split: str = "validation",
     step: int | Literal["last", "best"] = "last",
+    corpus: str | None = None,
     sketch: int | None = None,
     progress: bool = True,
 ) -> RunRank:
     """The spectrum and rank of log P `[contexts, V]` of a run in float64, beside the theorem on its head.
 
+    `workdir` may be a Hugging Face folder, too, and `corpus` then says on which text (see `held_out_states`).
     `progress` shows blocks of rows with the time left, where standard error is a terminal. Errors are those of
     `log_prob_matrix` and `spectrum`.
     """
-    found = held_out_states(workdir, contexts, split=split, step=step)
+    found = held_out_states(workdir, contexts, split=split, step=step, corpus=corpus)
     model = found.restored.model
     if sketch is not None and not 1 <= sketch <= model.head.vocab_size:
         raise UsageError(

@@ -9,15 +9,17 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
+from headlab import config as configs
 from headlab.data import SPLITS, EvalBatches
 from headlab.errors import UsageError
-from headlab.runs import Restored, RunDirectory, dataset_of, restore_model
+from headlab.pretrained import is_pretrained, restore
+from headlab.runs import Restored, RunDirectory, dataset_of
 
 _BATCH = 16
 
 
 class HeldOut(NamedTuple):
-    """A run's model, and what it made of the first positions of a split."""
+    """A model, and what it made of the first positions of a split."""
 
     restored: Restored
     h: Float[np.ndarray, "positions d_model"]  # final hidden states, in the compute dtype
@@ -31,21 +33,30 @@ def held_out_states(
     *,
     split: str = "validation",
     step: int | Literal["last", "best"] = "last",
+    corpus: str | None = None,
 ) -> HeldOut:
     """The final hidden states at the first `contexts` targets of a split, in the order of the evaluation.
 
-    Windows are those of the evaluation: data.seq_len targets each, none overlapping another.
+    Windows are those of the evaluation: data.seq_len targets each, none overlapping another. `run` may be a Hugging
+    Face folder, too; its text is `corpus`, by default headlab_english, in windows of 128 targets.
 
     Raises:
-      UsageError: contexts is below 1 or above the split's targets; there is no such split, run or checkpoint; or the
-        corpus has changed since the run.
+      UsageError: contexts is below 1 or above the split's targets; there is no such split, run or checkpoint; the
+        corpus has changed since the run, or another is asked for.
     """
     if split not in SPLITS:
         raise UsageError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
     if contexts < 1:
         raise UsageError(f"contexts is {contexts}; it must be at least 1")
     run = run if isinstance(run, RunDirectory) else RunDirectory(run)
-    restored = restore_model(run, step)
+    if corpus is not None and not is_pretrained(run.path):
+        raise UsageError(
+            f"{run.path} is a run, which has a corpus of its own: leave {corpus!r} out"
+        )
+    restored = restore(run.path, step)
+    if corpus is not None:
+        config = configs.replace(restored.config, {"data.corpus": corpus})
+        restored = restored._replace(config=config)
     store = dataset_of(run, restored).store
     available = store.n_tokens(split) - 1
     if contexts > available:

@@ -5,7 +5,7 @@ import difflib
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from headlab.errors import UsageError
 
@@ -22,6 +22,7 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Overrides], int]  # returns the exit code
     takes_overrides: bool = False  # whether --config.KEY=VALUE may be given
+    hands_on: bool = False  # all arguments are another program's, as `options.arguments`
     repeatable: tuple[str, ...] = ()  # flags that may be given more than once
 
 
@@ -138,4 +139,15 @@ def count(text: str) -> int:
     """An integer of at least 1, as the type of an argparse argument."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
+
+
+def checkpoint(text: str) -> int | Literal["last", "best"]:
+    """What --step says; UsageError where it is neither last, best nor the step of a checkpoint."""
+    if text == "last":
+        return "last"
+    if text == "best":
+        return "best"
+    if not text.isdecimal():
+        raise UsageError(f"--step is {text!r}; it must be last, best or the step of a checkpoint")
     return int(text)

@@ -30,6 +30,13 @@ def _run(arguments: list[str]) -> int:
             f"no command {named!r}; did you mean {nearest(named, [*commands])}? "
             f"(there are {', '.join(commands)})"
         )
+    if (
+        named is not None
+        and commands[named].hands_on
+        and arguments[1:2] not in (["--help"], ["-h"])
+    ):
+        others = [argument for argument in arguments[1:] if argument != "--debug"]
+        return commands[named].run(argparse.Namespace(arguments=others), [])
     arguments, overrides = split_overrides(arguments)
     parser, parsers = _parsers()
     if named is None:

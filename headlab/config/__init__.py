@@ -15,15 +15,25 @@ from headlab.config.record import (
     to_json,
     values_from_json,
 )
-from headlab.config.rules import check_mesh, replace, resolve, untie_step
+from headlab.config.rules import (
+    Biases,
+    biases,
+    check_mesh,
+    head_width,
+    replace,
+    resolve,
+    untie_step,
+)
 from headlab.config.tree import copy, default_config, flatten
 
 __all__ = [
     "ABSENT",
     "OPERATIONAL",
     "OPTIONS",
+    "Biases",
     "Description",
     "Option",
+    "biases",
     "call_in_file",
     "check_mesh",
     "config_hash",
@@ -33,6 +43,7 @@ __all__ = [
     "differences",
     "flatten",
     "from_json",
+    "head_width",
     "load",
     "override",
     "put",

@@ -17,6 +17,9 @@ class Option:
     type: Any
     help: str
     allowed: str = ""
+    later: bool = (
+        False  # came after there were runs: at its default it leaves `config_hash` as it was
+    )
 
 
 REQUIRED: Any = dataclasses.MISSING  # the default of a head's option that has none
@@ -65,11 +68,34 @@ _TREE: dict[str, Any] = {
             "width inside the MLP; none = 4 d_model, for swiglu 8/3 d_model up to a multiple of 8",
             _AT_LEAST_1,
         ),
+        "d_head": Option(
+            None,
+            int | None,
+            "width of an attention head; none = d_model / n_heads",
+            _AT_LEAST_1,
+            True,
+        ),
         "position": Option("learned", Literal["learned", "rotary"], "position encoding"),
         "max_length": Option(128, int, "tokens of the longest sequence", _AT_LEAST_1),
         "rope_theta": Option(10000.0, float, "base of the rotary wavelengths", _ABOVE_0),
+        "rope_scaling": Option(
+            None,
+            tuple[float, float, float, float] | None,
+            "Llama 3's longer rotary wavelengths: (factor, low, high, original length)",
+            later=True,
+        ),
         "norm": Option("rms", Literal["rms", "layer"], "RMSNorm or LayerNorm"),
+        "norm_eps": Option(
+            1e-6, float, "added to the mean square that a norm divides by", _ABOVE_0, True
+        ),
         "bias": Option(False, bool, "biases in attention, MLP and LayerNorm"),
+        "qkv_bias": Option(
+            False, bool, "biases of queries, keys and values, without model.bias too", later=True
+        ),
+        "output_bias": Option(
+            False, bool, "a bias of the attention's output, without model.bias too", later=True
+        ),
+        "mlp_bias": Option(False, bool, "biases in the MLP, without model.bias too", later=True),
         "activation": Option("gelu", Literal["gelu", "swiglu"], "kind of MLP"),
         "dropout": Option(0.0, float, "share of activations dropped in training", _BELOW_1),
         "remat": Option(False, bool, "recompute blocks in the backward pass to save memory"),

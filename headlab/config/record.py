@@ -71,9 +71,21 @@ def values_from_json(text: str) -> dict[str, Any]:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """16 hexadecimal digits, equal for runs that compute the same: operational keys aside."""
-    values = {key: value for key, value in flatten(config).items() if not is_operational(key)}
+    """16 hexadecimal digits, equal for runs that compute the same: operational keys aside.
+
+    A config from before there was an option has the digits of one with its default.
+    """
+    values = {
+        key: value
+        for key, value in flatten(config).items()
+        if not is_operational(key) and not _as_before(key, value)
+    }
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _as_before(key: str, value: Any) -> bool:
+    option = OPTIONS.get(key)
+    return option is not None and option.later and value == option.default
 
 
 def differences(

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -62,6 +62,26 @@ def untie_step(config: ConfigDict) -> int | None:
     """The steps trained tied before the head is untied: round(untie_at · steps), or None."""
     share = config.head.untie_at
     return None if share is None else round(share * config.train.steps)
+
+
+class Biases(NamedTuple):
+    """Which projections of a decoder's blocks have a bias."""
+
+    qkv: bool
+    output: bool  # of the attention
+    mlp: bool
+
+
+def biases(model: Any) -> Biases:
+    """Those of the `model` part of a config: of all with `model.bias`, else as their own options say."""
+    return Biases(
+        model.bias or model.qkv_bias, model.bias or model.output_bias, model.bias or model.mlp_bias
+    )
+
+
+def head_width(model: Any) -> int:
+    """The width of an attention head, for the `model` part of a config."""
+    return model.d_head or model.d_model // model.n_heads
 
 
 def head_options(name: str) -> dict[str, Option]:
@@ -163,10 +183,11 @@ def _check_head(values: Mapping[str, Any]) -> None:
 
 def _check_model(values: Mapping[str, Any]) -> None:
     d_model, n_heads = values["model.d_model"], values["model.n_heads"]
-    if d_model % n_heads:
+    d_head = values["model.d_head"]
+    if d_head is None and d_model % n_heads:
         raise UsageError(
             f"model.n_heads={n_heads} does not divide model.d_model={d_model}; "
-            f"set --config.model.n_heads to one of {_divisors(d_model)}"
+            f"set --config.model.n_heads to one of {_divisors(d_model)}, or --config.model.d_head"
         )
     n_kv_heads = values["model.n_kv_heads"]
     if n_heads % n_kv_heads:
@@ -175,18 +196,40 @@ def _check_model(values: Mapping[str, Any]) -> None:
             f"set --config.model.n_kv_heads to one of {_divisors(n_heads)}"
         )
     rotary = values["model.position"] == "rotary"
-    if rotary and (d_model // n_heads) % 2:
-        raise UsageError(
-            f"model.position=rotary turns pairs of features, but model.d_model={d_model} over "
-            f"model.n_heads={n_heads} gives each head an odd width of {d_model // n_heads}; change "
-            "one of the two or set --config.model.position=learned"
+    if rotary and (d_head or d_model // n_heads) % 2:
+        given = (
+            f"model.d_head={d_head} is odd; change it"
+            if d_head
+            else f"model.d_model={d_model} over model.n_heads={n_heads} gives each head an odd width of "
+            f"{d_model // n_heads}; change one of the two"
         )
+        raise UsageError(
+            f"model.position=rotary turns pairs of features, but {given} or set "
+            "--config.model.position=learned"
+        )
+    _check_rope_scaling(values["model.rope_scaling"], rotary)
     seq_len, max_length = values["data.seq_len"], values["model.max_length"]
     if seq_len > max_length:
         what = "the longest sequence that the model takes" if rotary else "learned positions"
         raise UsageError(
             f"data.seq_len={seq_len} is longer than model.max_length={max_length}, {what}; set "
             f"--config.data.seq_len to at most {max_length} or --config.model.max_length={seq_len}"
+        )
+
+
+def _check_rope_scaling(scaling: tuple[float, ...] | None, rotary: bool) -> None:
+    if scaling is None:
+        return
+    if not rotary:
+        raise UsageError(
+            f"model.rope_scaling={as_text(scaling)} is of rotary positions; set --config.model.position=rotary or "
+            "--config.model.rope_scaling=none"
+        )
+    factor, low, high, length = scaling
+    if not (factor >= 1 and 0 < low < high and length >= 1):
+        raise UsageError(
+            f"model.rope_scaling={as_text(scaling)} is not allowed: of (factor, low, high, original length) the factor "
+            "must be at least 1, 0 < low < high, and the length at least 1; Llama 3.1 has (8,1,4,8192)"
         )
 
 

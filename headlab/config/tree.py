@@ -30,8 +30,11 @@ def default_config() -> ConfigDict:
         kinds = [kind for kind in typing.get_args(option.type) if kind is not type(None)]
         # a bare None would accept any type afterwards; a reference remembers the one it may hold
         optional = type(None) in typing.get_args(option.type)
-        value = FieldReference(option.default, field_type=kinds[0]) if optional else option.default
-        place(config, key, value)
+        if optional:
+            kind = typing.get_origin(kinds[0]) or kinds[0]  # of tuple[float, ...] it is tuple
+            place(config, key, FieldReference(option.default, field_type=kind))
+        else:
+            place(config, key, option.default)
     config.lock()
     config.head.unlock()
     return config

@@ -20,7 +20,8 @@ class Architecture(NamedTuple):
     tied: bool  # the head's matrix is the input table
     learned_positions: int = 0  # rows of a table of positions
     qkv_bias: bool = False
-    bias: bool = False  # of the attention's output and the MLP
+    output_bias: bool = False  # of the attention
+    mlp_bias: bool = False
     head_bias: bool = False
     norms_per_block: int = 2
     norm_bias: bool = False  # LayerNorm with a bias
@@ -83,5 +84,6 @@ class Architecture(NamedTuple):
         narrow, wide = self.n_kv_heads * self.d_head, self.n_heads * self.d_head
         norms = self.norms_per_block * self.d_model * (1 + self.norm_bias)
         qkv = (wide + 2 * narrow) * self.qkv_bias
-        others = (self.d_model + self.d_mlp * (2 if self.gated else 1) + self.d_model) * self.bias
-        return norms + qkv + others + 2 * self.d_head * self.qk_norm
+        output = self.d_model * self.output_bias
+        mlp = (self.d_mlp * (2 if self.gated else 1) + self.d_model) * self.mlp_bias
+        return norms + qkv + output + mlp + 2 * self.d_head * self.qk_norm

@@ -44,16 +44,18 @@ def body_flops_per_token(
     n_layers: int,
     n_heads: int,
     n_kv_heads: int,
+    d_head: int,
     d_mlp: int,
     gated: bool,
     length: int,
 ) -> float:
     """Forward operations a token of the decoder's blocks.
 
-    A block multiplies by its matrices (query and output d², keys and values d·d·n_kv/n_heads each, MLP two or, gated,
-    three of d·d_mlp) and attends to on average (length + 1)/2 positions, twice 2·d operations each.
+    A block multiplies by its matrices (query and output d·d_head·n_heads each, keys and values d·d_head·n_kv_heads
+    each, MLP two or, gated, three of d·d_mlp) and attends to on average (length + 1)/2 positions, twice
+    2·d_head·n_heads operations each.
     """
-    projections = d_model * d_model * (2 + 2 * n_kv_heads / n_heads)
+    projections = 2 * d_model * d_head * (n_heads + n_kv_heads)
     mlp = d_model * d_mlp * (3 if gated else 2)
-    attention = 2 * d_model * (length + 1) / 2
+    attention = 2 * d_head * n_heads * (length + 1) / 2
     return n_layers * 2.0 * (projections + mlp + attention)

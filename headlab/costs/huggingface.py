@@ -11,16 +11,21 @@ from headlab.errors import UsageError
 _LLAMA_LIKE: dict[str, dict[str, Any]] = {
     # model_type: what differs from Llama
     "llama": {},
-    "mistral": {},
+    "mistral": {"output_bias": False, "qkv_bias": False},
     "gemma": {},
     "gemma2": {"norms_per_block": 4},
     "gemma3_text": {"norms_per_block": 4, "qk_norm": True},
-    "qwen2": {"qkv_bias": True},
+    "qwen2": {"qkv_bias": True, "output_bias": False},
     "qwen3": {"qk_norm": True},
+}
+# model_type: the names of width, layers, heads, and the MLP's width, which is four times the first where it is left out
+_GPT_LIKE = {
+    "gpt2": ("n_embd", "n_layer", "n_head", "n_inner"),
+    "gpt_neox": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
 }
 #: model_type whose config leaves `tie_word_embeddings` out where it is true
 _TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2")
-SUPPORTED = (*_LLAMA_LIKE, "gpt2", "gpt_neox")
+SUPPORTED = (*_LLAMA_LIKE, *_GPT_LIKE)
 
 
 def read_architecture(folder: str | Path) -> Architecture:
@@ -38,10 +43,11 @@ def read_architecture(folder: str | Path) -> Architecture:
         raise UsageError(f"{path}: model_type is {kind!r}; headlab knows {', '.join(SUPPORTED)}")
     name = str(config.get("_name_or_path") or path.parent.name)
     try:
-        made = _gpt2 if kind == "gpt2" else _neox if kind == "gpt_neox" else _llama
-        return made(name, kind, config)
+        return (_gpt if kind in _GPT_LIKE else _llama)(name, kind, config)
     except KeyError as problem:
         raise UsageError(f"{path}: {problem.args[0]} is missing") from None
+    except ValueError as problem:
+        raise UsageError(f"{path}: {problem}") from None
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -64,10 +70,10 @@ def _config_path(folder: str | Path) -> Path:
 
 
 def _llama(name: str, kind: str, config: Mapping[str, Any]) -> Architecture:
-    heads = config["num_attention_heads"]
-    layers = config["num_hidden_layers"]
+    heads, width = _number(config, "num_attention_heads"), _number(config, "hidden_size")
+    layers = _number(config, "num_hidden_layers")
     types = config.get("layer_types")
-    window = config.get("sliding_window")
+    window = _number(config, "sliding_window", None)
     if kind.startswith("qwen") and not config.get("use_sliding_window", False):
         window = None
     if types:
@@ -80,60 +86,59 @@ def _llama(name: str, kind: str, config: Mapping[str, Any]) -> Architecture:
     elif kind.startswith("qwen"):
         windowed = max(layers - config.get("max_window_layers", layers), 0)
     else:
-        windowed = layers if window else 0
-    attention_bias = bool(config.get("attention_bias", False))
-    differs: dict[str, Any] = {"qkv_bias": attention_bias, **_LLAMA_LIKE[kind]}
+        windowed = layers if window and kind == "mistral" else 0
+    bias = bool(config.get("attention_bias", False))
+    differs: dict[str, Any] = {"qkv_bias": bias, "output_bias": bias, **_LLAMA_LIKE[kind]}
     return Architecture(
         name=name,
-        vocab_size=config["vocab_size"],
-        d_model=config["hidden_size"],
+        vocab_size=_number(config, "vocab_size"),
+        d_model=width,
         n_layers=layers,
         n_heads=heads,
-        n_kv_heads=config.get("num_key_value_heads") or heads,
-        d_head=config.get("head_dim") or config["hidden_size"] // heads,
-        d_mlp=config["intermediate_size"],
+        n_kv_heads=_number(config, "num_key_value_heads", heads),
+        d_head=_number(config, "head_dim", width // heads),
+        d_mlp=_number(config, "intermediate_size"),
         gated=True,
-        tied=bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT)),
+        tied=_tied(kind, config),
+        mlp_bias=kind == "llama" and bool(config.get("mlp_bias", False)),
         window=window,
         n_windowed=windowed if window else 0,
         **differs,
     )
 
 
-def _gpt2(name: str, kind: str, config: Mapping[str, Any]) -> Architecture:
-    heads, width = config["n_head"], config["n_embd"]
+def _gpt(name: str, kind: str, config: Mapping[str, Any]) -> Architecture:
+    width_key, layers_key, heads_key, mlp_key = _GPT_LIKE[kind]
+    width, heads = _number(config, width_key), _number(config, heads_key)
+    attention_bias = kind == "gpt2" or bool(config.get("attention_bias", True))
     return Architecture(
         name=name,
-        vocab_size=config["vocab_size"],
+        vocab_size=_number(config, "vocab_size"),
         d_model=width,
-        n_layers=config["n_layer"],
+        n_layers=_number(config, layers_key),
         n_heads=heads,
         n_kv_heads=heads,
         d_head=width // heads,
-        d_mlp=config.get("n_inner") or 4 * width,
+        d_mlp=_number(config, mlp_key, 4 * width),
         gated=False,
-        tied=bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT)),
-        learned_positions=config["n_positions"],
-        qkv_bias=True,
-        bias=True,
+        tied=_tied(kind, config),
+        learned_positions=_number(config, "n_positions") if kind == "gpt2" else 0,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=True,
         norm_bias=True,
     )
 
 
-def _neox(name: str, kind: str, config: Mapping[str, Any]) -> Architecture:
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    return Architecture(
-        name=name,
-        vocab_size=config["vocab_size"],
-        d_model=width,
-        n_layers=config["num_hidden_layers"],
-        n_heads=heads,
-        n_kv_heads=heads,
-        d_head=width // heads,
-        d_mlp=config["intermediate_size"],
-        gated=False,
-        tied=bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT)),
-        qkv_bias=True,
-        bias=True,
-        norm_bias=True,
-    )
+def _tied(kind: str, config: Mapping[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT))
+
+
+def _number(config: Mapping[str, Any], key: str, default: Any = ...) -> Any:
+    """An integer of at least 1, or `default` where it is null or left out."""
+    value = config[key] if default is ... else config.get(key)
+    if value is None and default is not ...:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{key} is {value!r}; it must be an integer of at least 1")
+    return value

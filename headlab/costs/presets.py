@@ -32,7 +32,8 @@ PRESETS = {
     # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": the smallest of the four
     "gpt2": Architecture(
         "GPT-2", 50_257, 768, 12, 12, 12, 64, 3072, gated=False, tied=True,
-        learned_positions=1024, qkv_bias=True, bias=True, norm_bias=True,
+        learned_positions=1024, qkv_bias=True, output_bias=True, mlp_bias=True,
+        norm_bias=True,
     ),
     # configs/micro.py
     "micro": Architecture(

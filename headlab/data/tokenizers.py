@@ -78,11 +78,12 @@ class Tokenizer:
     padding is not applied). For byte-level tokenizers without a normaliser, all that are trained
     here, `decode(encode(text)) == text` for every text.
 
-    Attributes: `vocab_size` (the highest id + 1), `separator_id`, `separator` (its spelling), and
-    `fingerprint` (of the definition).
+    Attributes: `vocab_size` (the highest id + 1), `separator_id`, `separator` (its spelling),
+    `start_id` and `start` (what stands before a document: the separator, but in some published
+    models another token, which is given here), and `fingerprint` (of the definition).
 
     Raises UsageError if the definition can't be read, drops merges at random, or has no usable
-    separator.
+    separator, or `start_id` isn't the id of a special token.
 
     >>> import tokenizers
     >>> words = tokenizers.models.WordLevel({"the": 0, "sea": 1, "?": 2, SEPARATOR: 3}, unk_token="?")
@@ -93,7 +94,9 @@ class Tokenizer:
     ([0, 1, 2], 4, 3)
     """
 
-    def __init__(self, definition: str, source: str = "the tokenizer"):
+    def __init__(
+        self, definition: str, source: str = "the tokenizer", *, start_id: int | None = None
+    ):
         import tokenizers
 
         try:
@@ -118,6 +121,13 @@ class Tokenizer:
         self.vocab_size = max(self._ids.values(), default=-1) + 1
         self.separator = self._find_separator(source)
         self.separator_id = self._ids[self.separator]
+        self.start_id = self.separator_id if start_id is None else start_id
+        if start_id is not None and start_id not in self._tokenizer.get_added_tokens_decoder():
+            raise UsageError(
+                f"{start_id!r} is to stand before documents, as bos_token_id in a config.json says, and "
+                f"isn't the id of a special token in {source}."
+            )
+        self.start = self._tokenizer.id_to_token(self.start_id)
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text; an empty text has none.

@@ -19,7 +19,8 @@ import numpy as np
 from headlab.costs import HeadCost, Mode, passes
 from headlab.embeddings.cutoffs import check_counts
 from headlab.heads.adaptive_rows import AdaptiveRows
-from headlab.heads.base import Loss, Segment, numbered
+from headlab.heads.base import Loss, Segment
+from headlab.heads.blocks import cut_rows, numbered
 from headlab.heads.linear import Normaliser, linear_reason, own_logits
 from headlab.ops import (
     Statistics,
@@ -85,6 +86,10 @@ class Adaptive(AdaptiveRows):
     def sum_in_blocks(self, sum_blocks: int | None) -> None:
         self.spec = self.spec._replace(sum_blocks=sum_blocks)
 
+    @property
+    def sum_blocks(self) -> int | None:
+        return self.spec.sum_blocks
+
     def normalise(self, h, embedding) -> AdaptiveNormaliser:
         """Every softmax at every position; the log-probability of each tail from the few rows of the head's."""
         nobody = jnp.zeros(h.shape[0], jnp.int32)
@@ -108,12 +113,11 @@ class Adaptive(AdaptiveRows):
         if i == 0:
             rows, spec = self._head(embedding)
             weight = rows[0]
-            block = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
-            log_probs = _log_probs(h, norm.head, block, spec)
+            log_probs = _log_probs(h, norm.head, cut_rows(rows, start, size), spec)
         else:
             weight = self._clusters(embedding)[i - 1].weight
             tail = norm.tails[i - 1]
-            block = (jax.lax.dynamic_slice_in_dim(weight, start, size), None)
+            block = (cut_rows(weight, start, size), None)
             within = _log_probs(tail.context, tail, block, self.spec)
             log_probs = norm.log_tails[:, i - 1, None] + within
         return numbered(

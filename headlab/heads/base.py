@@ -4,6 +4,7 @@ A head turns hidden states h [..., d_model] into log-probabilities over `vocab_s
 parameters and never the input embedding, which the model passes in.
 """
 
+import functools
 import inspect
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -15,13 +16,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, Table
+from headlab.heads.blocks import add_real
 from headlab.heads.float64 import log_probs_float64
 from headlab.heads.folded import folded_entropy, folded_report, folded_top_k
+from headlab.heads.ordered import ordered_report
 from headlab.ops import TokenReport, vary_like
-from headlab.ops.shards import first_row, is_sharded, shard_count, sum_shards
-
-#: the id of a padding row: no token's
-NO_TOKEN = 2**31 - 1
+from headlab.ops.shards import is_sharded, shard_count, sum_shards
 
 
 class Segment(NamedTuple):
@@ -153,6 +153,11 @@ class Head(nnx.Module):
         """
         raise NotImplementedError
 
+    @property
+    def sum_blocks(self) -> int | None:
+        """The K of `sum_in_blocks`."""
+        raise NotImplementedError
+
     # --- what every head has -----------------------------------------------------------------------------------
 
     def nll(
@@ -281,7 +286,8 @@ class Head(nnx.Module):
         Its log-probability (NaN for an id outside [0, vocab_size)); its rank, 1 + the number of tokens that are more
         probable, or as probable and of a lower id (0 for an id outside); the k most probable tokens as `top_k` orders
         them; the entropy; and for heads of one softmax the log-partition, else None. All `[...]`, the top `[..., k]`.
-        Linear heads make one pass, others two (`normalise`, then a fold); `[..., V]` is never built.
+        Linear heads make one pass, others two (`normalise`, then a fold), and with an order of sums all three, for the
+        same bits on any number of shards; `[..., V]` is never built.
 
         A rank up to k is the place in the top. A greater one compares log-probabilities of float32 rounding: tokens
         closer to each other than that are counted either way.
@@ -294,7 +300,8 @@ class Head(nnx.Module):
             )
         flat, targets, _ = self._flatten(h, ids, None)
         # one at least, so that the rank 1 is always the token of greedy decoding
-        report = self._report(flat, targets, max(k, 1), embedding)
+        made = functools.partial(ordered_report, self) if self.sum_blocks else self._report
+        report = made(flat, targets, max(k, 1), embedding)
         report = report._replace(
             top_log_probs=report.top_log_probs[:, :k], top_ids=report.top_ids[:, :k]
         )
@@ -384,23 +391,3 @@ class Head(nnx.Module):
             return add(carry, block, ids), None
 
         return step
-
-
-def add_real(total, block, ids):
-    """The step of `_total` that sums the log-probabilities of all real tokens."""
-    return total + jnp.sum(jnp.where(ids == NO_TOKEN, 0, block), axis=1)
-
-
-def numbered(
-    log_probs: Float[Array, "tokens size"], start: Any, real: int, rows: Array, ids_of: Any = None
-) -> tuple[Float[Array, "tokens size"], Int[Array, "size"]]:
-    """(log_probs, token ids) of the rows from number `start` of this shard on, `rows` being all of the shard's.
-
-    ids_of(numbers in the segment) gives the ids, by default the numbers. Rows that are not among the segment's `real`
-    ones have the log-probability −inf and the id `NO_TOKEN`.
-    """
-    size = log_probs.shape[1]
-    number = first_row(rows) + start + jnp.arange(size, dtype=jnp.int32)
-    ids = number if ids_of is None else ids_of(jnp.minimum(number, real - 1))
-    mine = number < real
-    return jnp.where(mine, log_probs, -jnp.inf), jnp.where(mine, ids, NO_TOKEN)

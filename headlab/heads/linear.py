@@ -13,7 +13,8 @@ from flax import nnx
 
 from headlab.costs import HeadCost, Mode, linear_head_cost
 from headlab.embeddings import init_rows, padded_size
-from headlab.heads.base import Head, Loss, Segment, numbered
+from headlab.heads.base import Head, Loss, Segment
+from headlab.heads.blocks import cut_rows, numbered
 from headlab.ops import (
     LinearSpec,
     LogitMap,
@@ -133,6 +134,10 @@ class LinearHead(Head):
     def sum_in_blocks(self, sum_blocks: int | None) -> None:
         self.spec = self.spec._replace(sum_blocks=sum_blocks)
 
+    @property
+    def sum_blocks(self) -> int | None:
+        return self.spec.sum_blocks
+
     def _context(self, h) -> jax.Array:
         """What the rows of the weight are multiplied by: h, or what a subclass makes of it."""
         return h
@@ -149,9 +154,8 @@ class LinearHead(Head):
 
     def log_prob_block(self, h, norm, segment, start, size, embedding):
         weight, bias = self._arrays(embedding)
-        rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
-        block_bias = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size)
-        logits = block_logits(norm.context, rows, block_bias, self.spec)
+        rows, own_bias = cut_rows((weight, bias), start, size)
+        logits = block_logits(norm.context, rows, own_bias, self.spec)
         log_probs = (logits - norm.max[:, None]) - norm.log_sum[:, None]
         return numbered(log_probs, start, segment.size, weight)
 
@@ -169,8 +173,6 @@ class LinearHead(Head):
         return linear_statistics(self._context(h), weight, bias, targets, self.spec).nll
 
     def _report(self, h, ids, k, embedding) -> TokenReport:
-        if self.spec.sum_blocks:  # an order of sums is that of the normaliser
-            return super()._report(h, ids, k, embedding)
         context, rows = self._context(h), self._arrays(embedding)
         known = (ids >= 0) & (ids < self.vocab_size)
         own = own_logits(self.spec, context, rows, jnp.where(known, ids, 0))

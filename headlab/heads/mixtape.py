@@ -20,7 +20,8 @@ from headlab.costs import HeadCost, Mode
 from headlab.embeddings import Embedding, init_rows, padded_size
 from headlab.embeddings.adaptive import Adaptive as AdaptiveEmbedding
 from headlab.embeddings.adaptive import TokenOrder, checked_bands
-from headlab.heads.base import Loss, Segment, numbered
+from headlab.heads.base import Loss, Segment
+from headlab.heads.blocks import cut_rows, numbered
 from headlab.heads.folded import folded_report
 from headlab.heads.linear import LinearHead, linear_reason
 from headlab.heads.output_matrix import Projection, latent_width, matrix_cost
@@ -252,7 +253,7 @@ class Mixtape(LinearHead):
         gated = segment.name == "frequent"
         rows = dict(self._segment_rows(embedding))[gated]
         weight = rows[0]
-        rows = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
+        rows = cut_rows(rows, start, size)
         log_probs = (self._logits(norm, rows, gated) - norm.max[:, None]) - norm.log_sum[:, None]
         first, token = 0 if gated else self.sizes[0], self._order(embedding).token[...]
         return numbered(

@@ -15,7 +15,8 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from headlab.costs import HeadCost, Mode
-from headlab.heads.base import Loss, add_real, numbered
+from headlab.heads.base import Loss
+from headlab.heads.blocks import add_real, cut_rows, numbered
 from headlab.heads.folded import folded_report
 from headlab.heads.output_matrix import OutputMatrix, Projection
 from headlab.ops import TokenReport, block_logits, linear_loss, linear_statistics
@@ -129,9 +130,8 @@ class MixtureOfSoftmaxes(Mixture):
 
     def log_prob_block(self, h, norm, segment, start, size, embedding):
         weight, bias = self._arrays(embedding)
-        rows = jax.lax.dynamic_slice_in_dim(weight, start, size)
-        block_bias = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size)
-        logits = block_logits(norm.contexts.reshape(-1, self.d_latent), rows, block_bias, self.spec)
+        rows, own_bias = cut_rows((weight, bias), start, size)
+        logits = block_logits(norm.contexts.reshape(-1, self.d_latent), rows, own_bias, self.spec)
         log_probs = _mix(logits.reshape(-1, self.n_experts, size), norm)
         return numbered(log_probs, start, segment.size, weight)
 

@@ -28,6 +28,7 @@ def body_flops_per_token(config: ConfigDict) -> float:
         n_layers=model.n_layers,
         n_heads=model.n_heads,
         n_kv_heads=model.n_kv_heads,
+        d_head=configs.head_width(model),
         d_mlp=model.d_mlp,
         gated=model.activation == "swiglu",
         length=config.data.seq_len,

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from headlab import config as configs
 from headlab import heads
 from headlab.costs import Architecture, Chip, ModelCost, Setting, model_cost
 from headlab.models.decoder import build, count_parameters, resolve_head
@@ -20,6 +21,7 @@ def zipf_counts(vocab_size: int) -> np.ndarray:
 def architecture(config: Any, name: str) -> Architecture:
     """The decoder of a resolved config, over `data.vocab_size` tokens, as numbers."""
     model = config.model
+    biases = configs.biases(model)
     return Architecture(
         name=name,
         vocab_size=config.data.vocab_size,
@@ -27,13 +29,14 @@ def architecture(config: Any, name: str) -> Architecture:
         n_layers=model.n_layers,
         n_heads=model.n_heads,
         n_kv_heads=model.n_kv_heads,
-        d_head=model.d_model // model.n_heads,
+        d_head=configs.head_width(model),
         d_mlp=model.d_mlp,
         gated=model.activation == "swiglu",
         tied=heads.get(config.head.name).ties_to != "nothing",
         learned_positions=model.max_length if model.position == "learned" else 0,
-        qkv_bias=model.bias,
-        bias=model.bias,
+        qkv_bias=biases.qkv,
+        output_bias=biases.output,
+        mlp_bias=biases.mlp,
         norm_bias=model.bias and model.norm == "layer",
     )
 

@@ -57,7 +57,7 @@ class Decoder(nnx.Module):
                 for _ in range(model.n_layers)
             ]
         )
-        self.final_norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        self.final_norm = Norm(model)
         self.head = heads.build(
             head_name,
             vocab_size=vocab_size,

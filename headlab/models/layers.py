@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from headlab import config as configs
 from headlab.ops import cached_attention, causal_attention, linear
 
 
@@ -20,22 +21,21 @@ class Cache(NamedTuple):
 class Norm(nnx.Module):
     """RMSNorm, `gain · x / √(mean x² + ε)` (Zhang & Sennrich 2019), or LayerNorm with the mean taken off first.
 
-    Statistics are float32 at least; the result has the dtype of x. LayerNorm has a bias where `bias` says so.
+    Statistics are float32 at least; the result has the dtype of x. LayerNorm has a bias where `model.bias` says so.
     """
 
-    EPSILON = 1e-6
-
-    def __init__(self, d_model: int, *, kind: str, bias: bool):
-        self.centred = kind == "layer"
-        self.gain = nnx.Param(jnp.ones(d_model))
-        self.bias = nnx.Param(jnp.zeros(d_model)) if bias and self.centred else None
+    def __init__(self, model):
+        self.centred, self.epsilon = model.norm == "layer", model.norm_eps
+        self.gain = nnx.Param(jnp.ones(model.d_model))
+        biased = model.bias and self.centred
+        self.bias = nnx.Param(jnp.zeros(model.d_model)) if biased else None
 
     def __call__(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.centred:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(square + self.EPSILON) * self.gain[...]
+        y = wide * jax.lax.rsqrt(square + self.epsilon) * self.gain[...]
         if self.bias is not None:
             y = y + self.bias[...]
         return y.astype(x.dtype)
@@ -59,13 +59,16 @@ def rotate(
     x: Float[Array, "batch length heads width"],
     theta: float,
     positions: Int[Array, "batch length"] | None = None,
+    scaling: tuple[float, float, float, float] | None = None,
 ) -> Array:
     """Rotary positions (Su et al. 2021): pair (i, i + width/2) turns by position · theta^(−2i/width), in float32.
 
-    `positions` None is 0 … length−1.
+    `positions` None is 0 … length−1; `scaling` is that of `stretched`.
     """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling is not None:
+        frequency = stretched(frequency, scaling)
     places = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions
     angle = places.astype(jnp.float32)[..., None, None] * frequency
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -74,22 +77,37 @@ def rotate(
     return turned.astype(x.dtype)
 
 
+def stretched(
+    frequency: Float[Array, "pairs"], scaling: tuple[float, float, float, float]
+) -> Float[Array, "pairs"]:
+    """Rotary frequencies for texts longer than those first trained on, as in Llama 3.1 (Grattafiori et al. 2024).
+
+    With (factor, low, high, original length): wavelengths above length/low become `factor` times as long, those below
+    length/high stay, and between the two the frequency is a mean of both by s = (length/wavelength − low)/(high − low).
+    """
+    factor, low, high, length = scaling
+    turns = length * frequency / (2 * jnp.pi)
+    s = jnp.clip((turns - low) / (high - low), 0, 1)
+    return frequency * ((1 - s) / factor + s)
+
+
 class Attention(nnx.Module):
     """Causal multi-head attention, with fewer key-value heads where asked (Ainslie et al. 2023)."""
 
     def __init__(self, model, *, rngs: nnx.Rngs, scale: float, output_scale: float):
         self.n_heads, self.n_kv_heads = model.n_heads, model.n_kv_heads
         self.theta = model.rope_theta if model.position == "rotary" else None
-        d, width = model.d_model, model.d_model // model.n_heads
-        kv = self.n_kv_heads * width
-        self.query = Projection(d, d, rngs=rngs, bias=model.bias, scale=scale)
-        self.key = Projection(d, kv, rngs=rngs, bias=model.bias, scale=scale)
-        self.value = Projection(d, kv, rngs=rngs, bias=model.bias, scale=scale)
-        self.output = Projection(d, d, rngs=rngs, bias=model.bias, scale=output_scale)
+        self.scaling = model.rope_scaling
+        d, width, biases = model.d_model, configs.head_width(model), configs.biases(model)
+        wide, narrow = self.n_heads * width, self.n_kv_heads * width
+        self.query = Projection(d, wide, rngs=rngs, bias=biases.qkv, scale=scale)
+        self.key = Projection(d, narrow, rngs=rngs, bias=biases.qkv, scale=scale)
+        self.value = Projection(d, narrow, rngs=rngs, bias=biases.qkv, scale=scale)
+        self.output = Projection(wide, d, rngs=rngs, bias=biases.output, scale=output_scale)
 
     def __call__(self, x: Float[Array, "batch length d_model"]) -> Array:
         query, key, value = self._projected(x, None)
-        return self.output(causal_attention(query, key, value).reshape(x.shape))
+        return self.output(causal_attention(query, key, value).reshape(*x.shape[:-1], -1))
 
     def cached(
         self, x: Float[Array, "batch length d_model"], cache: Cache, positions: Array
@@ -101,7 +119,7 @@ class Attention(nnx.Module):
             cache.key.at[row, positions].set(key), cache.value.at[row, positions].set(value)
         )
         mixed = cached_attention(query, *cache, positions)
-        return self.output(mixed.reshape(x.shape)), cache
+        return self.output(mixed.reshape(*x.shape[:-1], -1)), cache
 
     def empty_cache(self, batch: int, slots: int, dtype) -> Cache:
         """A cache of zeros."""
@@ -116,8 +134,8 @@ class Attention(nnx.Module):
         key = self.key(x).reshape(batch, length, self.n_kv_heads, -1)
         value = self.value(x).reshape(batch, length, self.n_kv_heads, -1)
         if self.theta is not None:
-            query = rotate(query, self.theta, positions)
-            key = rotate(key, self.theta, positions)
+            query = rotate(query, self.theta, positions, self.scaling)
+            key = rotate(key, self.theta, positions, self.scaling)
         return query, key, value
 
 
@@ -126,10 +144,10 @@ class MLP(nnx.Module):
 
     def __init__(self, model, *, rngs: nnx.Rngs, scale: float, output_scale: float):
         d, d_mlp = model.d_model, model.d_mlp
-        gated = model.activation == "swiglu"
-        self.up = Projection(d, d_mlp, rngs=rngs, bias=model.bias, scale=scale)
-        self.gate = Projection(d, d_mlp, rngs=rngs, bias=model.bias, scale=scale) if gated else None
-        self.down = Projection(d_mlp, d, rngs=rngs, bias=model.bias, scale=output_scale)
+        gated, bias = model.activation == "swiglu", configs.biases(model).mlp
+        self.up = Projection(d, d_mlp, rngs=rngs, bias=bias, scale=scale)
+        self.gate = Projection(d, d_mlp, rngs=rngs, bias=bias, scale=scale) if gated else None
+        self.down = Projection(d_mlp, d, rngs=rngs, bias=bias, scale=output_scale)
 
     def __call__(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         up = self.up(x)
@@ -152,9 +170,9 @@ class Block(nnx.Module):
         # Each of the 2·n_layers branches adds to the residual stream; so scaled, their sum starts at the size of one.
         output_scale = scale / (2 * model.n_layers) ** 0.5
         self.rate = model.dropout
-        self.attention_norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        self.attention_norm = Norm(model)
         self.attention = Attention(model, rngs=rngs, scale=scale, output_scale=output_scale)
-        self.mlp_norm = Norm(model.d_model, kind=model.norm, bias=model.bias)
+        self.mlp_norm = Norm(model)
         self.mlp = MLP(model, rngs=rngs, scale=scale, output_scale=output_scale)
 
     def __call__(self, x: Float[Array, "batch length d_model"], key: Array | None) -> Array:

@@ -73,7 +73,7 @@ def tree_parts(
 ) -> tuple[Running, Any]:
     """(the statistics of each block of this shard, all [blocks, tokens], and with `keep` the blocks' products)."""
     own, size = _blocks(rows, spec)
-    piece = size if keep else _piece(size)
+    piece = size if keep else piece_of(size)
     first, like = first_row(*jax.tree.leaves(rows)), jax.tree.leaves((h, rows))
 
     def found(running, block, states, begin, seen, ids):
@@ -103,9 +103,9 @@ def tree_parts(
         index = place // size
         before = jax.tree.map(lambda a: a[index], running)
         after, made = one(before, place)
-        return _put(running, after, index), _put(products, made, index)
+        return put_block(running, after, index), put_block(products, made, index)
 
-    return _fold_pieces(step, piece, own * size // piece, (blank, products))
+    return fold_pieces(step, piece, own * size // piece, (blank, products))
 
 
 def join_parts(
@@ -159,7 +159,7 @@ def sum_parts(x: Any, rows: Any) -> Any:
 def shard_gradients(h, rows, targets, stats, g, spec: Spec, drows, products=None):
     """What `tree_gradients` gives, dh of this shard's rows alone."""
     own, size = _blocks(rows, spec)
-    piece = size if products is not None else _piece(size)
+    piece = size if products is not None else piece_of(size)
     first, like = first_row(*jax.tree.leaves(rows)), jax.tree.leaves((h, rows, g.nll))
     held = jax.tree.map(
         lambda a: vary_like(
@@ -183,9 +183,9 @@ def shard_gradients(h, rows, targets, stats, g, spec: Spec, drows, products=None
         if piece < size:  # the pieces of a block, one after another
             before = jax.tree.map(lambda a: a[index], dhs)
             more_h = jax.tree.map(jnp.add, before, more_h)
-        return _put(dhs, more_h, index), add_rows(drows, more, place)
+        return put_block(dhs, more_h, index), add_rows(drows, more, place)
 
-    dhs, drows = _fold_pieces(step, piece, own * size // piece, (held, drows))
+    dhs, drows = fold_pieces(step, piece, own * size // piece, (held, drows))
     return jax.tree.map(sum_pairs, dhs), drows
 
 
@@ -197,9 +197,9 @@ def sum_by_blocks(part: Callable[[Array], Array], rows: Array, sum_blocks: int) 
     held = vary_like(jnp.zeros((own, *shape.shape), shape.dtype), rows)
 
     def step(held, place, _):
-        return _put(held, isolated(part, rows_of_block(rows, place, size)), place // size)
+        return put_block(held, isolated(part, rows_of_block(rows, place, size)), place // size)
 
-    return sum_parts(sum_pairs(_fold_pieces(step, size, own, held)), rows)
+    return sum_parts(sum_pairs(fold_pieces(step, size, own, held)), rows)
 
 
 def _blocks(rows: Any, spec: Spec) -> tuple[int, int]:
@@ -208,14 +208,14 @@ def _blocks(rows: Any, spec: Spec) -> tuple[int, int]:
     return blocks_of_shard(rows, spec.sum_blocks)
 
 
-def _piece(size: int) -> int:
+def piece_of(size: int, largest: int = _LARGEST_PIECE) -> int:
     """Rows of a block that are taken at once: the block, halved while it is larger than needed and even."""
-    while size > _LARGEST_PIECE and size % 2 == 0:
+    while size > largest and size % 2 == 0:
         size //= 2
     return size
 
 
-def _fold_pieces(step: Any, size: int, count: int, carry: Any) -> Any:
+def fold_pieces(step: Any, size: int, count: int, carry: Any) -> Any:
     """carry = step(carry, place, size) for each of so many pieces of a shard, always in a loop.
 
     XLA would take a loop of one turn apart and lay out and fuse its body otherwise, which rounds otherwise: the length
@@ -227,7 +227,7 @@ def _fold_pieces(step: Any, size: int, count: int, carry: Any) -> Any:
     return jax.lax.fori_loop(0, turns, lambda i, c: step(c, i * size, size), carry)
 
 
-def _put(held: Any, found: Any, index: Any) -> Any:
+def put_block(held: Any, found: Any, index: Any) -> Any:
     """`held` with `found` at `index` of the leading axes."""
 
     def put(a, b):

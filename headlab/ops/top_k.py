@@ -89,7 +89,7 @@ def merge_top_k(
     best_ids = jnp.take_along_axis(jnp.broadcast_to(block_ids, block_values.shape), place, axis=-1)
     joined = jnp.concatenate([values, best], axis=-1)
     joined_ids = jnp.concatenate([ids, best_ids], axis=-1)
-    return _first_k(joined, joined_ids, k)
+    return first_k(joined, joined_ids, k)
 
 
 def best_of_shards(
@@ -99,9 +99,12 @@ def best_of_shards(
     k = values.shape[-1]
     values, ids = gather_shards((values, ids), *rows)
     joined, joined_ids = (jnp.concatenate(list(a), axis=-1) for a in (values, ids))
-    return _first_k(joined, joined_ids, k)
+    return first_k(joined, joined_ids, k)
 
 
-def _first_k(values, ids, k: int):
+def first_k(
+    values: Float[Array, "... n"], ids: Int[Array, "... n"], k: int
+) -> tuple[Float[Array, "... k"], Int[Array, "... k"]]:
+    """The k best of candidates in any order, by descending value, then ascending id."""
     negative, ids = jax.lax.sort((-values, ids), num_keys=2, dimension=-1)
     return -negative[..., :k], ids[..., :k]

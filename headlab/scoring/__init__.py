@@ -1,9 +1,13 @@
 """What is read off a model's distribution: scores of given text, choices among candidates, and text that goes on."""
 
+from headlab.pretrained import (
+    OpenModel,
+    PretrainedHead,
+    load_head,
+    open_model,
+)
 from headlab.scoring.choices import Candidate, choose, choose_text
 from headlab.scoring.decoding import generate, tokens_after
-from headlab.scoring.llama import Llama, load_llama, save_llama
-from headlab.scoring.pretrained import PretrainedHead, load_head
 from headlab.scoring.rules import (
     Rules,
     greedy,
@@ -21,7 +25,7 @@ from headlab.scoring.windows import default_stride
 __all__ = [
     "Candidate",
     "Continuation",
-    "Llama",
+    "OpenModel",
     "Piece",
     "PretrainedHead",
     "Rules",
@@ -33,9 +37,8 @@ __all__ = [
     "generate_text",
     "greedy",
     "load_head",
-    "load_llama",
+    "open_model",
     "sample",
-    "save_llama",
     "score",
     "stream_text",
     "tokens_after",

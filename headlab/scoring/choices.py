@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from headlab.data import Tokenizer
 from headlab.errors import UsageError
@@ -34,6 +35,7 @@ def choose(
     *,
     byte_counts: Sequence[int] | None = None,
     batch_size: int = 8,
+    mesh: Mesh | None = None,
 ) -> list[Candidate]:
     """Σ log p(candidate | prompt) of every candidate, in their order; the largest is the model's choice.
 
@@ -43,7 +45,7 @@ def choose(
       candidates: the ids of each, at least one. Prompt and candidate without its last token must fit the model:
         nothing is cut off.
       byte_counts: the UTF-8 bytes of each candidate's text, at least 1, for `log_prob_per_byte`.
-      batch_size: see `score`.
+      batch_size, mesh: see `score`.
 
     Raises:
       UsageError: no candidates, an empty one or an empty prompt, an id outside the vocabulary, a candidate that does
@@ -51,7 +53,7 @@ def choose(
       HeadlabError: a log-probability is NaN.
     """
     pairs = [(prompt_ids, candidate) for candidate in candidates]
-    return _scored(model, pairs, byte_counts, batch_size)
+    return choose_pairs(model, pairs, byte_counts=byte_counts, batch_size=batch_size, mesh=mesh)
 
 
 def choose_text(
@@ -62,16 +64,14 @@ def choose_text(
     *,
     add_separator: bool = False,
     batch_size: int = 8,
+    mesh: Mesh | None = None,
 ) -> list[Candidate]:
-    """`choose` for text, tokenized as lm-evaluation-harness does.
+    """`choose` for text, tokenized as lm-evaluation-harness does; see `pair_ids`.
 
-    White space at the end of the prompt is moved to the front of each candidate, for a token often begins with its
-    space. Then, with n the number of tokens of the prompt alone, a candidate's tokens are those of
-    encode(prompt + candidate) from the n-th on. After an empty prompt (also one of white space alone) the tokenizer's
-    separator stands in its place. Bytes are those of the candidate as given, without what was moved.
+    Bytes are those of the candidate as given, without white space moved to it from the prompt.
 
     Args:
-      add_separator: put the separator before the prompt, as in the documents that headlab's models are trained on; by
+      add_separator: put it before the prompt, as in the documents that headlab's models are trained on; by
         default, as in the harness, only an empty prompt has it.
 
     Raises:
@@ -81,18 +81,41 @@ def choose_text(
     for number, candidate in enumerate(candidates):
         if not candidate:
             raise UsageError(f"candidate {number} is empty; it must have at least one character")
-    kept = prompt.rstrip()
-    moved = prompt[len(kept) :]
-    alone = tokenizer.encode(kept)
-    together = tokenizer.encode_batch([kept + moved + candidate for candidate in candidates])
-    start = [tokenizer.separator_id] if add_separator or not alone else []
-    pairs = [([*start, *alone], ids[len(alone) :]) for ids in together]
+    asked = [(prompt, candidate) for candidate in candidates]
+    pairs = pair_ids(tokenizer, asked, add_start=add_separator)
     sizes = [len(candidate.encode()) for candidate in candidates]
-    return _scored(model, pairs, sizes, batch_size)
+    return choose_pairs(model, pairs, byte_counts=sizes, batch_size=batch_size, mesh=mesh)
 
 
-def _scored(model, pairs, byte_counts, batch_size) -> list[Candidate]:
-    """The candidates of (prompt, candidate) ids."""
+def pair_ids(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, add_start: bool = False
+) -> list[tuple[list[int], list[int]]]:
+    """The ids of (prompt, candidate) texts, by the rule of lm-evaluation-harness.
+
+    White space at the end of the prompt is moved to the front of the candidate, for a token often begins with its
+    space. Then, with n the number of tokens of the prompt alone, the candidate's tokens are those of
+    encode(prompt + candidate) from the n-th on. After an empty prompt (also one of white space alone) the tokenizer's
+    `start_id` stands in its place; with `add_start`, before every prompt.
+    """
+    prompts = [prompt.rstrip() for prompt, _ in pairs]
+    alone = tokenizer.encode_batch(prompts)
+    together = tokenizer.encode_batch([prompt + candidate for prompt, candidate in pairs])
+    start = [tokenizer.start_id]
+    return [
+        (start + before if add_start or not before else before, ids[len(before) :])
+        for before, ids in zip(alone, together, strict=True)
+    ]
+
+
+def choose_pairs(
+    model: Any,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    byte_counts: Sequence[int] | None = None,
+    batch_size: int = 8,
+    mesh: Mesh | None = None,
+) -> list[Candidate]:
+    """What `choose` says of the candidate of each (prompt, candidate), both ids; raises as `choose`."""
     if not pairs:
         raise UsageError("there are no candidates to choose from; give at least one")
     if byte_counts is not None and (
@@ -125,7 +148,8 @@ def _scored(model, pairs, byte_counts, batch_size) -> list[Candidate]:
         sequences.append(np.concatenate(ids))
         first.append(len(prompt))
     found = []
-    for i, scores in enumerate(score_sequences(model, sequences, first, batch_size=batch_size)):
+    scored = score_sequences(model, sequences, first, batch_size=batch_size, mesh=mesh)
+    for i, scores in enumerate(scored):
         total = total_log_prob(scores)
         greedy = all(token.rank == 1 for token in scores)
         by_byte = None if byte_counts is None else total / byte_counts[i]

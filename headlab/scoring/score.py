@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
+from headlab import sharding
 from headlab.data.progress import track
 from headlab.errors import HeadlabError, UsageError
 from headlab.ops import TokenReport
+from headlab.ops.shards import VOCAB
 from headlab.scoring.windows import Packed, cut, default_stride, pack
 
 
@@ -38,6 +41,7 @@ def score(
     prefix: Sequence[int] | None = None,
     stride: int | None = None,
     batch_size: int = 8,
+    mesh: Mesh | None = None,
     progress: bool = False,
 ) -> list[list[TokenScore]]:
     """log p(token | the tokens before it in its text) of every token of every text, in nats, and more.
@@ -58,11 +62,15 @@ def score(
       prefix: ids put before each text, such as the tokenizer's separator. Without one, nothing predicts a text's first
         token, whose numbers are None. In a long text the prefix leaves the window like any other token.
       stride: in 1 … max_length; None is half of it, rounded up.
-      batch_size: windows at once, at least 1.
+      batch_size: windows at once, at least 1; a multiple of the mesh's `data`.
+      mesh: of `headlab.sharding.make_mesh`: rows of the vocabulary are shared over `vocab`, windows over `data`; None
+        is one device. Another number of shards rounds otherwise, but for `head.sum_order=invariant` with `data` 1: all
+        scores then have the same bits on 1, 2, 4 and 8 shards.
       progress: shows how many windows are done and the time left, on a terminal.
 
     Raises:
-      UsageError: a text is empty or has an id outside the vocabulary, or a number is out of its range.
+      UsageError: a text is empty or has an id outside the vocabulary, a number is out of its range, or the mesh's
+        `vocab` does not divide the model's rows.
       HeadlabError: a log-probability is NaN.
 
     >>> from headlab import models
@@ -87,6 +95,7 @@ def score(
         top=top,
         stride=stride,
         batch_size=batch_size,
+        mesh=mesh,
         progress=progress,
     )
     unscored = 0 if len(before) else 1
@@ -113,6 +122,7 @@ def score_sequences(
     top: int = 0,
     stride: int | None = None,
     batch_size: int = 8,
+    mesh: Mesh | None = None,
     progress: bool = False,
 ) -> list[list[TokenScore]]:
     """The scores of each sequence's tokens from number `first` ≥ 1 on; see `score`, which checks the ids."""
@@ -131,21 +141,50 @@ def score_sequences(
         for i, (sequence, start) in enumerate(zip(sequences, first, strict=True))
         for window in cut(i, len(sequence), start, longest, stride)
     ]
-    graph, state = nnx.split(model)
+    mesh = sharding.make_mesh(1, 1) if mesh is None else mesh
+    devices = mesh.shape[sharding.DATA]
+    if batch_size % devices:
+        raise UsageError(
+            f"batch_size is {batch_size}; it must be a multiple of {devices}, the data axis of the mesh"
+        )
+    graph, variables = _on_mesh(model, mesh)
     scores: list[list[TokenScore]] = [[] for _ in sequences]
-    packed = list(pack(sequences, windows, longest, batch_size, stride))
+    packed = list(pack(sequences, windows, longest, batch_size, stride, devices=devices))
     for part in track(packed, "scoring", total=len(packed), enabled=progress):
-        report = jax.device_get(_report(graph, state, part.inputs, part.targets, part.skipped, top))
+        report = _report(graph, mesh, variables, part.inputs, part.targets, part.skipped, top)
+        report = jax.device_get(report)
         for row, window in enumerate(part.windows):
             scores[window.sequence] += _read(report, row, window, part, sequences)
     return scores
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _report(graph, state, inputs, targets, skipped: int, top: int) -> TokenReport:
-    model = nnx.merge(graph, state)
-    h = model(inputs)[:, skipped:]
-    return model.head.token_report(h, targets, top, embedding=model.embedding)
+def _on_mesh(model: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """(the model's graph, its parameters as a nested dict and what else it holds, both on the mesh)."""
+    graph, *states = nnx.split(model, nnx.Param, ...)
+    params, rest, shards = nnx.to_pure_dict(states[0]), states[1], mesh.shape[VOCAB]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if sharding.is_rows(name) and leaf.shape[0] % shards:
+            raise UsageError(
+                f"{name} has {leaf.shape[0]} rows, which {shards} shards of the vocabulary do not divide; restore the "
+                f"model with shards={shards}, which pads them"
+            )
+    placed = sharding.place(params, mesh, sharding.param_specs(params))
+    return graph, (placed, sharding.place(rest, mesh, sharding.REPLICATED))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 5, 6))
+def _report(graph, mesh: Mesh, variables, inputs, targets, skipped: int, top: int) -> TokenReport:
+    def body(variables, inputs, targets):
+        params, rest = variables
+        model = nnx.merge(graph, nnx.State(params), rest)
+        h = model(inputs)[:, skipped:]
+        return model.head.token_report(h, targets, top, embedding=model.embedding)
+
+    batch = sharding.BY_BATCH
+    specs = (sharding.param_specs(variables[0]), sharding.REPLICATED)
+    scored = sharding.on_mesh(body, mesh, in_specs=(specs, batch, batch), out_specs=batch)
+    return scored(variables, inputs, targets)
 
 
 def _read(report: TokenReport, row: int, window, part: Packed, sequences) -> list[TokenScore]:

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 def generate_text(
     model: Any,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     *,
     rules: Rules | None = None,
     max_new_tokens: int,
@@ -40,7 +40,7 @@ def generate_text(
     samples: int = 1,
     seed: int = 0,
 ) -> list[list[Continuation]]:
-    """`samples` continuations of each prompt, each standing at the beginning of a document: after the separator.
+    """`samples` continuations of each prompt: a text, which begins a document after `tokenizer.start_id`, or ids.
 
     A continuation ends after `max_new_tokens` tokens, where the model ends the document with the separator, or where
     its text has one of the strings `stop`, of which the first in the text counts: it is cut before that. A stop string
@@ -61,7 +61,7 @@ def generate_text(
 def stream_text(
     model: Any,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     *,
     rules: Rules | None = None,
     max_new_tokens: int,
@@ -126,8 +126,10 @@ def _written(model, writers, rules, max_new_tokens, seed) -> Iterator[Piece]:
 class _Writer:
     """Turns the tokens of one row into text that is never taken back."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str, stop: tuple[str, ...]):
-        self.prompt = [tokenizer.separator_id, *tokenizer.encode(prompt)]
+    def __init__(self, tokenizer: Tokenizer, prompt: str | Sequence[int], stop: tuple[str, ...]):
+        if isinstance(prompt, str):
+            prompt = [tokenizer.start_id, *tokenizer.encode(prompt)]
+        self.prompt = list(prompt)
         self.finish: Literal["length", "stop", "separator"] | None = None
         self._tokenizer, self._stop = tokenizer, stop
         self._before = len(tokenizer.decode(self.prompt))

@@ -58,9 +58,17 @@ def cut(sequence: int, length: int, first: int, longest: int, stride: int) -> li
 
 
 def pack(
-    sequences: Sequence[np.ndarray], windows: Sequence[Window], longest: int, rows: int, stride: int
+    sequences: Sequence[np.ndarray],
+    windows: Sequence[Window],
+    longest: int,
+    rows: int,
+    stride: int,
+    *,
+    devices: int = 1,
 ) -> Iterator[Packed]:
     """All windows, alike ones together, at most `rows` at once; short batches are padded to a power of two rows.
+
+    `devices`, of which `rows` is a multiple, have so many rows each.
 
     Padding repeats the id 0, which a causal model does not see, at positions and in rows whose results nobody reads.
     """
@@ -72,7 +80,8 @@ def pack(
     for (length, skipped), alike in groups.items():
         for i in range(0, len(alike), rows):
             chosen = tuple(alike[i : i + rows])
-            height = min(rows, 1 << (len(chosen) - 1).bit_length())
+            own = -(-len(chosen) // devices)  # rows of a device
+            height = min(rows, devices << (own - 1).bit_length())
             inputs = np.zeros((height, length), np.int32)
             targets = np.zeros((height, length), np.int32)
             for row, window in enumerate(chosen):

@@ -61,6 +61,9 @@ def test_optional_values_are_set_and_unset_by_text_too():
         cfg.override(config, "optimizer.clip_norm", text)
         assert config.optimizer.clip_norm == value
         assert cfg.resolve(config).optimizer.clip_norm == value
+    cfg.override(config, "model.rope_scaling", "(8,1,4,8192)")
+    assert config.model.rope_scaling == (8.0, 1.0, 4.0, 8192.0)
+    cfg.override(config, "model.rope_scaling", "none")
     cfg.override(config, "model.n_kv_heads", "2")
     assert cfg.resolve(config).model.n_kv_heads == 2
     cfg.override(config, "model.n_kv_heads", "none")

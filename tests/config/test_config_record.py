@@ -1,5 +1,6 @@
 """Configurations as records: exact JSON, a hash of what is computed, and differences."""
 
+import hashlib
 import json
 import re
 
@@ -58,6 +59,20 @@ def test_the_hash_tells_apart_what_is_computed_and_not_how_it_is_carried_out(cha
     others = [changed(train__steps=6001), changed(eval__every=7), changed(head__name="untied")]
     hashes = {cfg.config_hash(cfg.resolve(other)) for other in others}
     assert len(hashes | {cfg.config_hash(base)}) == 4
+
+
+def test_options_that_came_later_leave_the_hash_of_what_was_computed_before(changed):
+    later = [key for key, option in cfg.OPTIONS.items() if option.later]
+    values = cfg.flatten(cfg.resolve(cfg.default_config()))
+    before = {
+        key: value
+        for key, value in values.items()
+        if key not in later and not key.startswith(cfg.OPERATIONAL)
+    }
+    digest = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
+    assert "model.norm_eps" in later
+    assert cfg.config_hash(cfg.resolve(cfg.default_config())) == digest
+    assert cfg.config_hash(cfg.resolve(changed(model__norm_eps=1e-5))) != digest
 
 
 def test_the_hash_of_a_record_is_the_hash_of_the_configuration(changed):

@@ -86,6 +86,20 @@ def test_resolving_leaves_the_given_configuration_as_it_was():
             {"model__d_model": 12, "model__position": "rotary"},
             ["odd width of 3", "--config.model.position=learned"],
         ),
+        (
+            {"model__d_head": 5, "model__position": "rotary"},
+            ["model.d_head=5 is odd", "--config.model.position=learned"],
+        ),
+        ({"model__d_head": 0}, ["model.d_head=0", "at least 1"]),
+        ({"model__norm_eps": 0.0}, ["model.norm_eps=0.0", "greater than 0"]),
+        (
+            {"model__rope_scaling": (8.0, 1.0, 4.0, 8192.0)},
+            ["model.rope_scaling=(8.0,1.0,4.0,8192.0)", "--config.model.position=rotary"],
+        ),
+        (
+            {"model__rope_scaling": (8.0, 1.0, 4.0), "model__position": "rotary"},
+            ["model.rope_scaling=(8.0,1.0,4.0)", "a tuple (a finite number"],
+        ),
         ({"data__seq_len": 129}, ["data.seq_len=129", "model.max_length=128, learned positions"]),
         (
             {"data__seq_len": 129, "model__position": "rotary"},
@@ -123,6 +137,21 @@ def test_what_cannot_be_is_refused_with_the_value_the_range_and_the_fix(
     for part in parts:
         assert part in message
     assert "--config." in message
+
+
+@pytest.mark.parametrize(
+    "scaling", [(0.5, 1, 4, 8192), (8, 4, 1, 8192), (8, 0, 4, 8192), (8, 1, 4, 0)]
+)
+def test_rotary_scaling_has_its_ranges(scaling, changed, refusal):
+    scaling = tuple(float(x) for x in scaling)
+    message = refusal(changed(model__rope_scaling=scaling, model__position="rotary"))
+    assert "0 < low < high" in message and "(8,1,4,8192)" in message
+
+
+def test_heads_of_a_width_of_their_own_need_not_divide_d_model(changed):
+    model = cfg.resolve(changed(model__n_heads=3, model__d_head=10)).model
+    assert cfg.head_width(model) == 10
+    assert cfg.head_width(cfg.resolve(changed()).model) == 32
 
 
 def test_a_small_vocabulary_is_the_matter_of_a_given_tokenizer(changed):

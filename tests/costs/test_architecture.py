@@ -138,6 +138,31 @@ def test_a_folder_holds_what_its_makers_say(tmp_path, config, total):
     assert read_architecture(tmp_path).parameters()["total"] == total
 
 
+SMALL = {
+    "model_type": "llama", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 20, "head_dim": 6,
+}  # fmt: skip
+QKV, OUTPUT, MLP = (4 + 2 + 2) * 6, 8, 20 + 20 + 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "biases"),
+    [
+        ({"attention_bias": True}, QKV + OUTPUT),
+        ({"mlp_bias": True}, MLP),
+        ({"model_type": "qwen2"}, QKV),
+        ({"model_type": "qwen3", "attention_bias": True}, QKV + OUTPUT + 2 * 6),  # norms of heads
+        ({"model_type": "mistral", "attention_bias": True}, 0),
+    ],
+)
+def test_biases_are_counted_where_a_model_has_them(tmp_path, changed, biases):
+    totals = []
+    for config in (SMALL, SMALL | changed):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        totals.append(read_architecture(tmp_path).parameters()["total"])
+    assert totals[1] - totals[0] == 3 * biases
+
+
 def test_windows_are_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(GEMMA2))
     assert (read_architecture(tmp_path).window, read_architecture(tmp_path).n_windowed) == (
@@ -155,6 +180,7 @@ def test_windows_are_read(tmp_path):
         ("{", "is damaged"),
         ('{"model_type": "mamba"}', "model_type is 'mamba'"),
         ('{"model_type": "llama"}', "num_attention_heads is missing"),
+        ('{"model_type": "gpt2", "n_embd": 0}', "n_embd is 0; it must be an integer of at least 1"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path, text, said):
@@ -171,6 +197,11 @@ SHAPES = {
     "modern": (
         ("model.position", "rotary"), ("model.activation", "swiglu"), ("model.n_kv_heads", "1"),
     ),
+    "published": (
+        ("model.position", "rotary"), ("model.activation", "swiglu"), ("model.n_kv_heads", "1"),
+        ("model.d_head", "10"), ("model.qkv_bias", "true"), ("model.mlp_bias", "true"),
+    ),
+    "output": (("model.output_bias", "true"),),
     "old": (("model.norm", "layer"), ("model.bias", "true"), ("head.name", "untied")),
 }  # fmt: skip
 

@@ -67,6 +67,7 @@ def test_body_flops_are_those_of_its_multiplies(gated, n_kv_heads):
         n_layers=3,
         n_heads=heads,
         n_kv_heads=n_kv_heads,
+        d_head=d // heads,
         d_mlp=d_mlp,
         gated=gated,
         length=length,

@@ -251,6 +251,19 @@ def test_a_text_that_spells_the_separator_is_refused():
         Tokenizer(made.to_str()).encode("one</s>two")
 
 
+def test_a_document_begins_with_the_separator_or_a_special_token_that_is_given():
+    made = _byte_level()
+    made.add_special_tokens(["<s>"])
+    id_ = made.token_to_id("<s>")
+    plain, given = Tokenizer(made.to_str()), Tokenizer(made.to_str(), start_id=id_)
+    assert (plain.start_id, plain.start) == (plain.separator_id, plain.separator)
+    assert (given.start_id, given.start) == (id_, "<s>")
+    assert given.separator_id == plain.separator_id
+    for wrong in (made.token_to_id("a"), id_ + 1, "<s>"):
+        with pytest.raises(UsageError, match=f"{wrong!r} is to stand before documents"):
+            Tokenizer(made.to_str(), start_id=wrong)
+
+
 def test_a_tokenizer_that_drops_merges_at_random_is_refused():
     definition = json.loads(_byte_level().to_str())
     definition["model"]["dropout"] = 0.1

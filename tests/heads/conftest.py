@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from _pytest.mark.expression import Expression  # the meaning of -m
 from flax import nnx
 from jax.scipy.special import logsumexp
 from reference_heads import REFERENCES, VOCAB, WIDTH
@@ -91,8 +92,9 @@ def _one_by_one(name) -> list[dict]:
     return [first, *alone, last]
 
 
-def _cases() -> list:
-    """All cases of all heads; those that no covering array needs carry the mark `full`."""
+@functools.cache
+def _cases(full: bool) -> list:
+    """All cases of all heads, those that no covering array needs with the mark `full`; or only the others."""
     cases = []
     for name in heads.names():
         options = REFERENCES[name].options if name in REFERENCES else {}
@@ -106,8 +108,10 @@ def _cases() -> list:
             dtype, multiple, row_block, *_ = row.values()
             chosen_options = tuple((key, row[key]) for key in options)
             case = Case(name, dtype, multiple, row_block, chosen_options)
-            marks = () if row in chosen or case in shared else pytest.mark.full
-            cases.append(pytest.param(case, marks=marks, id=str(case)))
+            covers = row in chosen or case in shared
+            if covers or full:
+                marks = () if covers else pytest.mark.full
+                cases.append(pytest.param(case, marks=marks, id=str(case)))
     return cases
 
 
@@ -115,10 +119,12 @@ def pytest_generate_tests(metafunc):
     """Gives `case` to tests of every case, and `name` to tests of every registered head.
 
     With the mark `in_turn(arguments, values)` each head gets one of the values, heads taking turns, and the rest of the
-    product has the mark `full`.
+    product has the mark `full`. Tests with that mark, more than all others, are made only where `-m` selects them.
     """
+    selected = Expression.compile(metafunc.config.option.markexpr or "full")
+    full = selected.evaluate(lambda name, **_: name == "full")
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", _cases())
+        metafunc.parametrize("case", _cases(full))
     elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
         arguments, values = in_turn.args
         metafunc.parametrize(
@@ -127,11 +133,12 @@ def pytest_generate_tests(metafunc):
                 pytest.param(
                     name,
                     *value,
-                    marks=() if (i - j) % len(values) == 0 else pytest.mark.full,
+                    marks=pytest.mark.full if (i - j) % len(values) else (),
                     id="-".join(map(str, (name, *value))),
                 )
                 for i, name in enumerate(heads.names())
                 for j, value in enumerate(values)
+                if full or (i - j) % len(values) == 0
             ],
         )
     elif "name" in metafunc.fixturenames:
@@ -150,41 +157,33 @@ class Problem:
         row_block = case.row_block if row_block == "of the case" else row_block
         self.case, self.options = case, dict(case.options)
         self.reference = REFERENCES[case.name]
-        head = heads.build(
-            case.name,
-            vocab_size=VOCAB,
-            d_model=WIDTH,
-            rngs=nnx.Rngs(seed),
-            vocab_multiple=case.vocab_multiple,
-            token_counts=np.arange(VOCAB, 0, -1),
-            **self.options,
-        )
-        head.block_rows = row_block
-        if hasattr(head, "spec"):  # the fused walk of linear heads has blocks of its own
-            head.spec = head.spec._replace(token_block=token_block, vocab_block=row_block)
-        embedding = heads.get(case.name).input_embedding(
-            vocab_size=VOCAB,
-            d_model=WIDTH,
-            rngs=nnx.Rngs(seed),
-            vocab_multiple=case.vocab_multiple,
-            token_counts=np.arange(VOCAB, 0, -1),
-            **self.options,
-        )
+
+        def build():
+            modules = head, _ = _modules(
+                case.name, VOCAB, WIDTH, vocab_multiple=case.vocab_multiple, **self.options
+            )
+            head.block_rows = row_block
+            if hasattr(head, "spec"):  # the fused walk of linear heads has blocks of its own
+                head.spec = head.spec._replace(token_block=token_block, vocab_block=row_block)
+            return modules
+
+        head, _ = modules = nnx.eval_shape(build)
+        self._graphs, shapes, _ = _split(modules)
+        # the parameters that `build` would draw are not asked for, and so not computed
+        self._constants = jax.jit(lambda: _split(build())[2])()
         rng = np.random.default_rng(seed)
 
         def draw(shape):
             return np.asarray(rng.normal(size=shape) * 0.8, ml_dtypes.bfloat16).astype(np.float32)
 
-        self._graphs, states, self._constants = zip(
-            *(nnx.split(module, nnx.Param, Constant) for module in (head, embedding)), strict=True
-        )
-        self.params = jax.tree.map(lambda a: jnp.asarray(draw(a.shape)), states)
+        self.params = jax.tree.map(lambda a: jnp.asarray(draw(a.shape)), shapes)
         self.ties_to = head.ties_to
         self.h = jnp.asarray(draw((*BATCH, WIDTH)) * 2, case.dtype)
         self.targets = rng.integers(0, VOCAB, BATCH).astype(np.int32)
         self.where = np.ones(BATCH, bool)
         self.where[0, 2] = self.where[2, 3] = self.where[1, 0] = False
-        largest = float(np.abs(self.dense_log_probs()).max())
+        self.z, self.alpha = 0.05, 0.0 if head.smoothing_refused else 0.1
+        largest = float(np.abs(self.dense_log_probs).max())
         # A value is a sum of d products, mapped, shifted and normalised: about d + 8 roundings of numbers no larger
         # than twice the largest log-probability.
         self.value_tolerance = EPS * (WIDTH + 8) * 2 * largest
@@ -196,8 +195,10 @@ class Problem:
         roundings = 0 if case.dtype == "float32" else 2 * BF16
         self.gradient_tolerance = 2 * (roundings + self.value_tolerance)
 
-        self.z, self.alpha = 0.05, 0.0 if head.smoothing_refused else 0.1
         self.score, self.step = jax.jit(self._score), jax.jit(self._step)
+        self.report = jax.jit(
+            lambda params, h, ids, k: self.call("token_report", params, h, ids, k), static_argnums=3
+        )
         self.dense_step = jax.jit(self._dense_step)
 
     def _score(self, params, h):
@@ -321,10 +322,21 @@ class Problem:
             )
         return log_probs, objective
 
+    @functools.cached_property
+    def _dense_values(self):
+        with jax.enable_x64(True):
+            dense = jax.jit(lambda params, h: self.dense(params, h, z=self.z, alpha=self.alpha))
+            return jax.device_get(dense(*self.wide(self.params, self.h)))
+
+    @property
     def dense_log_probs(self):
         """[*batch, V] float64."""
-        with jax.enable_x64(True):
-            return np.asarray(self.dense(*self.wide(self.params, self.h))[0]).reshape(*BATCH, VOCAB)
+        return self._dense_values[0].reshape(*BATCH, VOCAB)
+
+    @property
+    def dense_objective(self):
+        """[n] float64, with z-loss and smoothing."""
+        return self._dense_values[1]
 
 
 def _token_rows(name, head, params, vocab_multiple):
@@ -359,6 +371,18 @@ def _modules(name, vocab, width, *, vocab_multiple=1, init_scale=0.25, **options
     return head, heads.get(name).input_embedding(rngs=nnx.Rngs(1), **given)
 
 
+def _split(modules):
+    """(graphs, parameters, constants) of some modules."""
+    parts = (nnx.split(module, nnx.Param, Constant) for module in modules)
+    return tuple(zip(*parts, strict=True))
+
+
+def _initial(*sizes, **options):
+    """(graphs, initial parameters, constants) of `_modules`, from one program."""
+    graphs, *_ = _split(nnx.eval_shape(lambda: _modules(*sizes, **options)))
+    return graphs, *jax.jit(lambda: _split(_modules(*sizes, **options))[1:])()
+
+
 def gradient_error(found, wanted):
     """The norm of the difference and of what is wanted, in float64."""
     found, wanted = (np.asarray(a, np.float64) for a in (found, wanted))
@@ -387,7 +411,7 @@ def _head_of(item):
 def pytest_collection_modifyitems(items):
     """All tests of one head one after another and in one process: they share what was compiled."""
     for item in items:
-        if head := _head_of(item):
+        if (head := _head_of(item)) and item.get_closest_marker("optimised") is None:
             item.add_marker(pytest.mark.xdist_group(f"head {head}"))
     items.sort(key=lambda item: _head_of(item) or "")
 
@@ -396,12 +420,11 @@ _last: dict[str, str | None] = {"head": None}
 
 
 @pytest.fixture(autouse=True)
-def let_go(request):
-    """Compiled programs of one head are of no use to the next and would fill the memory."""
+def let_go_of_problems(request):
+    """Those of one head are of no use to the next, and would fill the memory."""
     head = _head_of(request.node)
     if head != _last["head"]:
         _kept.cache_clear()
-        jax.clear_caches()
         _last["head"] = head
 
 
@@ -424,9 +447,8 @@ def contract():
             key: values[0] for key, values in REFERENCES[name].options.items() if len(values) == 1
         },
         token_rows=_token_rows,
-        split=lambda modules: zip(
-            *(nnx.split(module, nnx.Param, Constant) for module in modules), strict=True
-        ),
+        split=_split,
+        initial=_initial,
         default_case=_default,
         loaded_case=_loaded,
         case_of=_of_dtype,

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from headlab import heads
-from headlab.embeddings import Constant
 
 
 def test_every_head_has_a_dense_reference(name, contract):
@@ -24,14 +23,14 @@ def test_log_probs_equal_the_dense_formula_and_normalise(problem, contract):
     assert log_probs.shape == (*contract.batch, contract.vocab)
     assert log_probs.dtype == jnp.float32
     close = problem.value_tolerance
-    np.testing.assert_allclose(log_probs, problem.dense_log_probs(), atol=close)
+    np.testing.assert_allclose(log_probs, problem.dense_log_probs, atol=close)
     total = np.logaddexp.reduce(np.asarray(log_probs, np.float64), axis=-1)
     np.testing.assert_allclose(total, 0, atol=close)
 
 
 def test_every_path_gives_the_same_value(problem, contract):
     """nll, loss, log_prob_at, top_k and entropy against the dense formula: a map applied twice or not at all shows."""
-    expected, close = problem.dense_log_probs(), problem.value_tolerance
+    expected, close = problem.dense_log_probs, problem.value_tolerance
     score = problem.score(problem.params, problem.h)
     target = np.take_along_axis(expected, problem.targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(score["nll"], -target, atol=close)
@@ -55,10 +54,7 @@ def test_smoothing_and_z_loss_follow_their_formula(problem):
     (loss, _), _ = problem.step(
         problem.params, problem.h, problem.targets, problem.where, 1.0, 0.0 * problem.where
     )
-    with jax.enable_x64(True):
-        wide = problem.wide(problem.params, problem.h)
-        _, objective = problem.dense(*wide, z=problem.z, alpha=problem.alpha)
-        expected = float(objective[problem.where.reshape(-1)].sum())
+    expected = problem.dense_objective[problem.where.reshape(-1)].sum()
     # lse² doubles the relative error of lse, which is below the largest log-probability plus the largest logit.
     np.testing.assert_allclose(loss.objective, expected, rtol=4 * problem.value_tolerance)
     pure = problem.score(problem.params, problem.h)["loss"]
@@ -157,7 +153,7 @@ def test_float64_log_probs_are_the_dense_formula_to_float64_rounding(problem, co
     """Sums of a few numbers below 20: some ten roundings of 20 · 2⁻⁵³ ≈ 2e-15, and 1e-12 is far from float32's 1e-6."""
     log_probs = problem.call("log_probs", problem.params, problem.h, dtype=np.float64)
     assert log_probs.dtype == np.float64
-    np.testing.assert_allclose(log_probs, problem.dense_log_probs(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(log_probs, problem.dense_log_probs, rtol=0, atol=1e-12)
     np.testing.assert_allclose(np.logaddexp.reduce(log_probs, axis=-1), 0, atol=1e-14)
     assert jax.tree.leaves(problem.params)[0].dtype == jnp.float32  # the parameters are left alone
 
@@ -249,13 +245,11 @@ def test_the_rank_of_log_probabilities_keeps_to_the_bound(name, contract):
     h = rng.normal(size=(contexts, width))
     choices = contract.one_by_one(name)
     for chosen in (choices[0], choices[-1]):
-        head, embedding = contract.modules(name, vocab, width, init_scale=1.0, **chosen)
-        graph, state, constants = nnx.split(head, nnx.Param, Constant)
-        keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(state))))
+        graphs, states, constants = contract.initial(name, vocab, width, init_scale=1.0, **chosen)
         drawn = jax.tree.map(
-            lambda a, keys=keys: a + jax.random.normal(next(keys), a.shape) / width**0.5, state
+            lambda a: np.float32(a + rng.normal(size=a.shape) / width**0.5), states[0]
         )
-        head = nnx.merge(graph, drawn, constants)
+        head, embedding = map(nnx.merge, graphs, (drawn, states[1]), constants)
         log_probs = head.log_probs(h, embedding=embedding, dtype=np.float64)
         singular = np.linalg.svd(log_probs, compute_uv=False)
         # Rounding alone leaves singular values up to √(40·24)·largest·2⁻⁵³·(some ten roundings).

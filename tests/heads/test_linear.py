@@ -42,7 +42,7 @@ def test_a_tied_table_has_one_owner_and_the_gradient_of_both_its_uses():
     assert len(jax.tree.leaves(state)) == 1
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, VOCAB, (2, 3, 7)).astype(np.int32)
-    gradient = jax.grad(lambda s: nnx.merge(graph, s).loss(tokens, targets))(state)
+    gradient = jax.jit(jax.grad(lambda s: nnx.merge(graph, s).loss(tokens, targets)))(state)
     (found,) = jax.tree.leaves(gradient)
 
     with jax.enable_x64(True):
@@ -53,7 +53,7 @@ def test_a_tied_table_has_one_owner_and_the_gradient_of_both_its_uses():
             chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
             return jnp.sum(logsumexp(logits, axis=-1) - chosen)
 
-        both = jax.grad(loss, argnums=(0, 1))(table, table)
+        both = jax.jit(jax.grad(loss, argnums=(0, 1)))(table, table)
     input_part, output_part = map(np.asarray, both)
     assert min(np.linalg.norm(input_part), np.linalg.norm(output_part)) > 1  # both matter
     # 21 tokens, each with a relative error of some ten roundings.
@@ -66,7 +66,7 @@ def test_an_untied_head_gives_the_table_its_input_part_alone():
     graph, state = nnx.split(model)
     assert len(jax.tree.leaves(state)) == 2
     tokens = np.array([[1, 2]], np.int32)
-    gradient = jax.grad(lambda s: nnx.merge(graph, s).loss(tokens, tokens))(state)
+    gradient = jax.jit(jax.grad(lambda s: nnx.merge(graph, s).loss(tokens, tokens)))(state)
     table = gradient["embedding"]["weight"][...]
     np.testing.assert_array_equal(np.flatnonzero(np.any(table != 0, axis=1)), [1, 2])
 
@@ -82,6 +82,7 @@ def test_tied_and_untied_with_equal_matrices_give_equal_bits(options, dtype):
     h = jnp.asarray(rng.normal(size=(9, WIDTH)), dtype)
     targets = rng.integers(0, VOCAB, 9).astype(np.int32)
 
+    @nnx.jit
     def results(head, table):
         return (
             head.loss(h, targets, embedding=table, z_loss_weight=0.1, label_smoothing=0.1),
@@ -190,7 +191,8 @@ def test_bfloat16_logits_stay_near_float32_ones(kind):
     exact, rounded = (_build(kind, logits_dtype=t) for t in ("float32", "bfloat16"))
     if kind == "untied":
         exact.weight[...] = rounded.weight[...] = table.weight[...]
-    nll = [head.nll(h, targets, embedding=table) for head in (exact, rounded)]
+    compiled = nnx.jit(lambda head, table: head.nll(h, targets, embedding=table))
+    nll = [compiled(head, table) for head in (exact, rounded)]
     largest = np.abs(np.asarray(h) @ np.asarray(table.weight[...]).T).max()
     assert nll[1].dtype == jnp.float32
     np.testing.assert_allclose(*nll, atol=2 * 2.0**-8 * largest)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn
 from flax import nnx
 from traced import largest_array
 
@@ -46,14 +47,10 @@ def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def _drawn(head, seed=0, scale=1.0):
+def _drawn(seed=0, **options):
     """The head with every parameter drawn afresh, biases and padding rows too."""
-    graph, params, constants = nnx.split(head, nnx.Param, Constant)
     rng = np.random.default_rng(seed)
-    params = jax.tree.map(
-        lambda a: jnp.asarray(rng.normal(size=a.shape) * scale, jnp.float32), params
-    )
-    return nnx.merge(graph, params, constants)
+    return drawn(lambda: _build(**options), lambda shape: rng.normal(size=shape))
 
 
 def _array(module, name):
@@ -84,7 +81,7 @@ def _paper_log_probs(head, h, weight_by_id):
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_formula_is_that_of_the_paper_in_any_order_of_tokens(tied):
     """Sums of some thirty float32 numbers below 20."""
-    head = _drawn(_build(tied=tied, bias=True))
+    head = _drawn(tied=tied, bias=True)
     table = _embedding(tied, init_scale=2.0)
     rng = np.random.default_rng(1)
     h = jnp.asarray(rng.normal(size=(VOCAB, WIDTH)), jnp.float32)
@@ -109,7 +106,7 @@ def test_the_formula_is_that_of_the_paper_in_any_order_of_tokens(tied):
 
 
 def test_a_tied_head_gives_the_bands_of_the_embedding_the_gradient_of_its_rows():
-    tied, untied = _drawn(_build(tied=True)), _drawn(_build())
+    tied, untied = _drawn(tied=True), _drawn()
     assert (tied.ties_to, untied.ties_to) == ("adaptive", "nothing")
     for name in ("context", "gate_context", "shared"):
         getattr(tied, name).kernel[...] = getattr(untied, name).kernel[...]
@@ -134,7 +131,7 @@ def test_a_tied_head_gives_the_bands_of_the_embedding_the_gradient_of_its_rows()
 
 
 def test_the_gates_of_a_frequent_token_move_its_own_logit_alone():
-    head = _drawn(_build())
+    head = _drawn()
     h = jnp.asarray(np.random.default_rng(0).normal(size=(3, WIDTH)), jnp.float32)
     before = np.asarray(_log_probs(head, h))
     for gates in (head.gate.weight, head.gate.bias):
@@ -149,7 +146,7 @@ def test_the_gates_of_a_frequent_token_move_its_own_logit_alone():
 
 def test_a_closed_gate_takes_the_context_of_one_side():
     """All gates at 1: every token has the first context alone, and the head is linear in it."""
-    head, h = _drawn(_build()), jnp.abs(jnp.ones((3, WIDTH)))
+    head, h = _drawn(), jnp.abs(jnp.ones((3, WIDTH)))
     head.shared.kernel[...] = jnp.full((WIDTH, 3), 1e4)
     context = np.tanh(np.asarray(h, np.float64) @ _array(head.context, "kernel"))[:, :WIDTH]
     weight = np.concatenate([_array(head.frequent, "weight")[:4], _array(head.rest, "weight")[:9]])
@@ -204,7 +201,7 @@ def test_huge_equal_logits_in_both_segments_give_the_log_of_their_count(size):
 
 
 def test_one_expert_is_a_linear_head_over_its_context():
-    head = _drawn(_build(n_experts=1, frequent_share=0.5))
+    head = _drawn(n_experts=1, frequent_share=0.5)
     assert head.gate is None and head.shared is None and head.frequent is None
     h = jnp.asarray(np.random.default_rng(0).normal(size=(3, WIDTH)), jnp.float32)
     linear = heads.build("untied", vocab_size=VOCAB, d_model=WIDTH, rngs=nnx.Rngs(0))
@@ -229,7 +226,7 @@ def test_one_expert_is_a_linear_head_over_its_context():
 )
 def test_rank_bounds_are_those_of_the_theorem_and_are_reached(options, bound):
     """A shared context leaves the rest of the columns at rank d_latent; each frequent column may add one."""
-    head = _drawn(_build(**options))
+    head = _drawn(**options)
     assert head.rank_bound() == bound
     h = np.random.default_rng(0).normal(size=(40, WIDTH))
     log_probs = head.log_probs(h, dtype=np.float64)

@@ -41,24 +41,20 @@ def _experts(head, h):
     return contexts.reshape(len(h), head.n_experts, head.d_latent), prior
 
 
-def _paths(head, h, ids, embedding=None):
+@nnx.jit
+def _paths(head, h, ids):
     """log p(ids) by every path, each [n]."""
-
-    @jax.jit
-    def compute(h):
-        log_probs = head.log_probs(h, embedding=embedding)
-        values, places = head.top_k(h, head.vocab_size, embedding=embedding)
-        loss = head.loss(h, ids, embedding=embedding)
-        at = head.log_prob_at(h, head.normalise(h, embedding), ids, embedding)
-        return (
-            jnp.take_along_axis(log_probs, ids[:, None], axis=1)[:, 0],
-            jnp.sum(jnp.where(places == ids[:, None], values, 0), axis=1),
-            -head.nll(h, ids, embedding=embedding),
-            at,
-            jnp.broadcast_to(-loss.nats / loss.weight, at.shape) if len(ids) == 1 else at,
-        )
-
-    return compute(h)
+    log_probs = head.log_probs(h)
+    values, places = head.top_k(h, head.vocab_size)
+    loss = head.loss(h, ids)
+    at = head.log_prob_at(h, head.normalise(h, None), ids, None)
+    return (
+        jnp.take_along_axis(log_probs, ids[:, None], axis=1)[:, 0],
+        jnp.sum(jnp.where(places == ids[:, None], values, 0), axis=1),
+        -head.nll(h, ids),
+        at,
+        jnp.broadcast_to(-loss.nats / loss.weight, at.shape) if len(ids) == 1 else at,
+    )
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -17,7 +17,7 @@ ONE_SOFTMAX = (*ONE_PASS, "mixtape")
 
 def dense(problem):
     """By the dense float64 log-probabilities: (those, the ids in order, entropy), all flat."""
-    log_probs = problem.dense_log_probs().reshape(-1, problem.dense_log_probs().shape[-1])
+    log_probs = problem.dense_log_probs.reshape(-1, problem.dense_log_probs.shape[-1])
     return log_probs, np.argsort(-log_probs, kind="stable"), -(np.exp(log_probs) * log_probs).sum(1)
 
 
@@ -28,12 +28,11 @@ def test_the_report_is_the_dense_distributions(name, dtype, k, make, contract):
     log_probs, order, entropy = dense(problem)
     places = np.argsort(order, axis=1)  # the inverse permutation: the place of each id
     gaps = np.diff(np.sort(log_probs, axis=1)).min()
-    report = jax.jit(lambda p, h, ids: problem.call("token_report", p, h, ids, k))
     for token in range(contract.vocab):
         ids = np.full(contract.batch, token, np.int32)
         found = jax.tree.map(
             lambda a: np.asarray(a).reshape(len(order), *a.shape[2:]),
-            report(problem.params, problem.h, ids),
+            problem.report(problem.params, problem.h, ids, k),
         )
         np.testing.assert_allclose(found.log_prob, log_probs[:, token], atol=close)
         if gaps > 2 * close:  # else rounding may exchange two tokens
@@ -46,6 +45,26 @@ def test_the_report_is_the_dense_distributions(name, dtype, k, make, contract):
     np.testing.assert_allclose(found.entropy, entropy, atol=close * (1 + np.log(contract.vocab)))
     assert found.rank.dtype == found.top_ids.dtype == np.int32
     assert (found.lse is not None) == (name in ONE_SOFTMAX)
+
+
+def test_a_large_vocabulary_is_reported_within_1e_5_of_float64(contract):
+    """8,192 tokens by 128 numbers, as the small model has, with logits of standard deviation 2."""
+    vocab, width, tokens = 8192, 128, 48
+    head, _ = contract.modules("untied", vocab, width)
+    rng = np.random.default_rng(0)
+    h, weight = (rng.normal(size=(n, width)).astype(np.float32) for n in (tokens, vocab))
+    weight *= np.float32(2 / width**0.5)
+    head.weight[...] = jnp.asarray(weight)
+    ids = rng.integers(0, vocab, tokens).astype(np.int32)
+    found = jax.jit(lambda h, ids: head.token_report(h, ids, 5))(h, ids)
+    logits = h.astype(np.float64) @ weight.astype(np.float64).T
+    lse = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
+    log_probs = logits - lse[:, None]
+    np.testing.assert_allclose(found.lse, lse, atol=1e-5)
+    np.testing.assert_allclose(found.log_prob, log_probs[np.arange(tokens), ids], atol=1e-5)
+    np.testing.assert_allclose(found.top_log_probs, -np.sort(-log_probs, axis=1)[:, :5], atol=1e-5)
+    entropy = -(np.exp(log_probs) * log_probs).sum(1)
+    np.testing.assert_allclose(found.entropy, entropy, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["untied", "sigsoftmax", "mixtape"])
@@ -69,9 +88,9 @@ def test_the_rank_is_the_place_among_the_top(name, k, make, contract):
     params = problem.with_rows(
         lambda leaf, ids: leaf.at[len(ids) - 1].set(leaf[0]) if len(ids) > 1 else leaf
     )
-    report = jax.jit(lambda ids: problem.call("token_report", params, problem.h, ids, k))
     for token in range(contract.vocab):
-        found = report(np.full(contract.batch, token, np.int32))
+        ids = np.full(contract.batch, token, np.int32)
+        found = problem.report(params, problem.h, ids, k)
         listed = np.asarray(found.top_ids) == token
         np.testing.assert_array_equal(listed.any(-1), np.asarray(found.rank) <= k)
         np.testing.assert_array_equal(
@@ -91,11 +110,10 @@ def test_equally_probable_tokens_are_ranked_by_their_ids(make, contract):
 
 def test_an_unknown_id_has_no_log_probability_and_no_rank(name, make, contract):
     problem = make(contract.loaded_case(name))
-    reports = jax.jit(lambda p, h, ids: problem.call("token_report", p, h, ids, 2))
     for unknown in (-1, 11, 15, 2**31 - 1):
         targets = problem.targets.copy()
         targets[1, 2] = unknown
-        report = reports(problem.params, problem.h, targets)
+        report = problem.report(problem.params, problem.h, targets, 3)
         np.testing.assert_array_equal(np.isnan(report.log_prob), targets == unknown)
         np.testing.assert_array_equal(report.rank == 0, targets == unknown)
 
@@ -114,7 +132,7 @@ def test_shards_of_the_vocabulary_report_as_one(name, vocab, make, contract):
         out_specs=sharding.REPLICATED,
     )
     arrays = (problem.params, problem.h, problem.targets)
-    found, wanted = (jax.jit(f)(*arrays) for f in (sharded, body))
+    found, wanted = jax.jit(sharded)(*arrays), problem.report(*arrays, 3)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=4 * problem.value_tolerance)
     np.testing.assert_array_equal(found.rank, wanted.rank)
@@ -135,6 +153,36 @@ def test_an_order_of_sums_reports_the_same(head, make, contract):
     found, wanted = (report(problem.params, problem.h, blocks) for blocks in (8, None))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=4 * problem.value_tolerance)
+
+
+@pytest.mark.optimised
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
+def test_an_order_of_sums_reports_the_same_bits_on_any_number_of_shards(
+    name, vocab, make, contract
+):
+    """Eight blocks of rows; log-probability, rank, top, entropy and log-partition of forty tokens."""
+    problem = make(contract.loaded_case(name))
+    h = jax.random.normal(jax.random.key(0), (5, 8, contract.width))
+    targets = (np.arange(40, dtype=np.int32) * 7 % contract.vocab).reshape(5, 8)
+
+    def body(params, h, targets):
+        head, embedding = problem.modules(params)
+        head.sum_in_blocks(8)
+        return head.token_report(h, targets, 3, embedding=embedding)
+
+    one, many = (
+        jax.jit(
+            sharding.on_mesh(
+                body,
+                sharding.make_mesh(1, n),
+                in_specs=(problem.specs(), sharding.REPLICATED, sharding.REPLICATED),
+                out_specs=sharding.REPLICATED,
+            )
+        )(problem.params, h, targets)
+        for n in (1, vocab)
+    )
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def _lowered(name, contract, tokens, vocab, width, **options):

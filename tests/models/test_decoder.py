@@ -29,6 +29,17 @@ VARIANTS = {
         "model.bias": "true",
     },
     "SwiGLU, two key-value heads": {"model.activation": "swiglu", "model.n_kv_heads": "2"},
+    "wide heads, Llama 3's positions, biases apart": {
+        "model.d_head": "6",
+        "model.n_kv_heads": "2",
+        "model.position": "rotary",
+        "model.rope_theta": "30.0",
+        "model.rope_scaling": "(4,1,4,10)",
+        "model.norm_eps": "0.1",
+        "model.qkv_bias": "true",
+        "model.output_bias": "true",
+        "model.mlp_bias": "true",
+    },
     "untied, one key-value head, rotary": {
         "head.name": "untied",
         "head.bias": "true",
@@ -96,6 +107,35 @@ def test_hidden_states_and_log_probs_equal_a_plain_float64_decoder(variant):
     want = reference_decoder.log_probs(params, config.model, tokens, V)
     # A logit sums 16 products of a state (error above) with a row of norm about √16 · 0.12.
     np.testing.assert_allclose(got, want, rtol=0, atol=10 * tolerance)
+
+
+def test_biases_are_where_their_options_say():
+    for option, parts in (
+        ("qkv_bias", {"query", "key", "value"}),
+        ("output_bias", {"output"}),
+        ("mlp_bias", {"up", "gate", "down"}),
+    ):
+        config = make_config(**{f"model.{option}": "true", "model.activation": "swiglu"})
+        block = models.split(models.build(config, V))[1]["blocks"][0]
+        parts_of = block["attention"] | block["mlp"]
+        assert {name for name, part in parts_of.items() if "bias" in part} == parts
+
+
+def test_a_cache_holds_the_key_value_heads_alone():
+    config = make_config(**{"model.n_kv_heads": "2", "model.d_head": "6"})
+    cache = models.build(config, V).empty_cache(3, 7)
+    assert [x.shape for layer in cache for x in layer] == [(3, 7, 2, 6)] * 4
+
+
+def test_wide_heads_go_on_from_a_cache_as_from_the_whole():
+    config = make_config(**VARIANTS["wide heads, Llama 3's positions, biases apart"])
+    model, tokens = noisy(models.build(config, V)), tokens_of(length=9)
+    cache, places, parts = model.empty_cache(2, 9), np.tile(np.arange(9), (2, 1)), []
+    for first, last in ((0, 5), (5, 9)):
+        h, cache = model.cached(tokens[:, first:last], cache, places[:, first:last])
+        parts.append(h)
+    # states of size 1 through two blocks: some tens of roundings
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), model(tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

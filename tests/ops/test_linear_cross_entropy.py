@@ -121,7 +121,7 @@ def test_return_lse_leaves_the_value_alone(reduction, problem):
         h, weight, targets, bias=bias, where=where, vocab_size=6, reduction=reduction, **more
     )
     with jax.enable_x64(True):
-        plain, (value, lse) = call(), call(return_lse=True)
+        plain, (value, lse) = jax.jit(lambda: (call(), call(return_lse=True)))()
     np.testing.assert_allclose(value, plain, **CLOSE)
     assert lse.shape == targets.shape
 
@@ -135,7 +135,7 @@ def test_the_mean_of_nothing_is_undefined_and_its_gradient_zero(problem):
             jnp.full(h.shape, jnp.nan), weight, targets, where=nowhere, reduction="mean"
         ) + linear_cross_entropy(h, weight, targets, where=nowhere)
 
-    value, gradient = jax.value_and_grad(mean, argnums=(0, 1))(
+    value, gradient = jax.jit(jax.value_and_grad(mean, argnums=(0, 1)))(
         h.astype(np.float32), weight.astype(np.float32)
     )
     assert np.isnan(value)
@@ -190,7 +190,7 @@ def test_second_derivatives_of_bfloat16_weights_are_refused(problem):
         return jnp.sum(dh**2)
 
     with pytest.raises(TypeError, match="bfloat16; give them in float32"):
-        jax.grad(norm)(jnp.asarray(h, jnp.float32))
+        jax.eval_shape(jax.grad(norm), jnp.asarray(h, jnp.float32))
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -202,7 +202,8 @@ def test_jit_vmap_and_remat_compose(blocks, problem):
     def loss(h, targets, where):
         return linear_cross_entropy(h, weight, targets, where=where, **blocks)
 
-    one_by_one = [jax.grad(loss)(*a) for a in zip(h, targets, where, strict=True)]
+    one = jax.jit(jax.grad(loss))
+    one_by_one = [one(*a) for a in zip(h, targets, where, strict=True)]
     together = jax.jit(jax.vmap(jax.grad(jax.checkpoint(loss))))(h, targets, where)
     # Two orders of adding up some ten products of numbers below 10, with padding logits of 160 beside them.
     np.testing.assert_allclose(together, np.stack(one_by_one), atol=1e-4)
@@ -255,6 +256,7 @@ def test_every_combination_of_low_precision_keeps_float32_results(problem):
         def loss(h, weight):
             return linear_cross_entropy(h, weight, targets, where=where, vocab_size=6)
 
-        value, (dh, dweight) = jax.value_and_grad(loss, argnums=(0, 1))(narrow_h, narrow_weight)
+        grad = jax.value_and_grad(loss, argnums=(0, 1))
+        value, (dh, dweight) = jax.jit(grad)(narrow_h, narrow_weight)
         assert value.dtype == jnp.float32
         assert (dh.dtype, dweight.dtype) == (narrow_h.dtype, narrow_weight.dtype)

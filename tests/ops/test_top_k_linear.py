@@ -19,7 +19,9 @@ def test_values_and_ids_are_those_of_a_stable_sort(k, options, draw):
     log_probs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     order = np.argsort(-log_probs, axis=1, kind="stable")[:, :k]
     with jax.enable_x64(True):
-        values, ids = top_k(h.reshape(2, 5, 4), weight, k, bias=bias, vocab_size=6, **options)
+        values, ids = jax.jit(
+            lambda h, weight, bias: top_k(h, weight, k, bias=bias, vocab_size=6, **options)
+        )(h.reshape(2, 5, 4), weight, bias)
     assert values.shape == ids.shape == (2, 5, k) and ids.dtype == np.int32
     np.testing.assert_array_equal(ids.reshape(10, k), order)
     found = np.take_along_axis(log_probs, order, axis=1)

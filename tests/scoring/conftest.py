@@ -7,7 +7,6 @@ import pytest
 
 from headlab import models
 from headlab.config import default_config, resolve
-from headlab.data import Tokenizer
 
 VOCABULARY = 11  # padded to 16: ids 11 to 15 must never come up
 MAX_LENGTH = 12
@@ -59,19 +58,3 @@ def make_model():
         return _built(head, position, seed, kv_heads, given, vocabulary, max_length)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def byte_tokenizer():
-    """Each byte is a token; beside them " a", "bc" and the separator: 259 ids."""
-    from tokenizers import Tokenizer as Model
-    from tokenizers import decoders, pre_tokenizers
-    from tokenizers import models as kinds
-
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "bc", "<|endoftext|>"]
-    merges = [("Ġ", "a"), ("b", "c")]
-    model = Model(kinds.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    model.decoder = decoders.ByteLevel()
-    model.add_special_tokens(["<|endoftext|>"])
-    return Tokenizer(model.to_str())

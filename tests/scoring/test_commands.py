@@ -6,6 +6,7 @@ import math
 import pytest
 
 from headlab import cli, runs
+from headlab.pretrained import opening
 from headlab.scoring import Rules, generate_text, score
 
 TEXT = "a bc é\n日本 a a"
@@ -16,7 +17,7 @@ def run(make_model, byte_tokenizer, monkeypatch):
     """A run's model, without its files."""
     config, model = make_model("untied", "rotary", vocabulary=259, max_length=40)
     restored = runs.Restored(model, "untied", byte_tokenizer, config, 7)
-    monkeypatch.setattr(runs, "restore_model", lambda run: restored)
+    monkeypatch.setattr(opening, "restore_model", lambda run, step, shards: restored)
     monkeypatch.setenv("COLUMNS", "100")
     return model
 
@@ -52,6 +53,14 @@ def test_json_is_all_that_score_gives_to_the_last_bit(run, file, byte_tokenizer,
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(TEXT.encode()))
     assert found["perplexity"] == pytest.approx(math.exp(nats / len(ids)))
     assert (found["stride"], found["max_length"], found["step"]) == (9, 40, 7)
+
+
+def test_shards_of_the_vocabulary_score_alike(run, file, byte_tokenizer, capsys):
+    found = json.loads(called(capsys, "score", "--workdir=r", file, "--json", "--shards=2"))
+    [expected] = score(run, [byte_tokenizer.encode(TEXT)], prefix=[byte_tokenizer.start_id])
+    for one, other in zip(found["scores"], expected, strict=True):
+        assert (one["id"], one["rank"]) == (other.id, other.rank)
+        assert one["log_prob"] == pytest.approx(other.log_prob, abs=3e-5)
 
 
 def test_a_short_text_has_a_line_a_token(run, file, byte_tokenizer, capsys):
@@ -101,6 +110,7 @@ def test_without_a_number_the_models_longest_sequence_is_filled(run, byte_tokeni
         (["score", "--workdir=r", "FILE", "--top=260"], "top is 260; it must be in 0 … 259"),
         (["score", "--workdir=r", "FILE", "--top=-1"], "top is -1"),
         (["score", "--workdir=r", "FILE", "--stride=41"], "stride is 41; it must be in 1 … 40"),
+        (["score", "--workdir=r", "FILE", "--shards=9"], "mesh.vocab=9, and there are 8 devices"),
         (["score", "--workdir=r"], "FILE"),
         (["generate", "--workdir=r", "a", "--stop="], "a stop string is empty"),
         (["generate", "--workdir=r", "a", "--top-k=260"], "top_k is 260; it must be in 1 … 259"),

@@ -8,7 +8,9 @@ from headlab.cli.commands import (
     compare,
     cost,
     evaluate,
+    export,
     generate,
+    lm_eval,
     options,
     rank,
     report,
@@ -26,6 +28,8 @@ COMMANDS: tuple[Command, ...] = (
     rank.COMMAND,
     score.COMMAND,
     generate.COMMAND,
+    lm_eval.COMMAND,
+    export.COMMAND,
     cost.COMMAND,
     options.COMMAND,
 )

@@ -8,7 +8,11 @@ from headlab.errors import UsageError
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+        "--workdir",
+        type=path,
+        required=True,
+        metavar="RUN",
+        help="the run directory, or a Hugging Face folder",
     )
     parser.add_argument(
         "prompt", metavar="PROMPT", help="the beginning of a document; may be empty"
@@ -61,10 +65,9 @@ def _run(options: argparse.Namespace, overrides: Overrides) -> int:
             text.encode()
         except UnicodeEncodeError:
             raise UsageError(f"{text!r} is not UTF-8 text") from None
-    from headlab.runs import RunDirectory, restore_model
-    from headlab.scoring import Rules, generate_text, stream_text
+    from headlab.scoring import Rules, generate_text, open_model, stream_text
 
-    model, _, tokenizer, _, _ = restore_model(RunDirectory(options.workdir))
+    model, tokenizer, _ = open_model(options.workdir)
     room = model.max_length - 1 - len(tokenizer.encode(options.prompt))
     asked = {
         "rules": Rules(
@@ -115,6 +118,7 @@ COMMAND = Command(
     headlab generate --workdir=runs/tied "The sea is" --temperature=0
     headlab generate --workdir=runs/tied "The sea is" --top-p=0.9 --samples=3 --seed=1
     headlab generate --workdir=runs/tied "The sea is" --stop=. --stream
+    headlab generate --workdir=models/SmolLM2-135M "The sea is" --max-new-tokens=40
     """,
     add_arguments=_add_arguments,
     run=_run,

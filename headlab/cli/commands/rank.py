@@ -3,13 +3,17 @@
 import argparse
 import json
 
-from headlab.cli.arguments import Command, Overrides, count, one_of, path
+from headlab.cli.arguments import Command, Overrides, checkpoint, count, one_of, path
 from headlab.cli.tables import print_table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+        "--workdir",
+        type=path,
+        required=True,
+        metavar="RUN",
+        help="the run directory, or a Hugging Face folder",
     )
     parser.add_argument(
         "--contexts",
@@ -23,6 +27,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         **one_of("validation", "test"),
         default="validation",
         help="default: validation",
+    )
+    parser.add_argument(
+        "--corpus",
+        metavar="NAME",
+        help="the text of a Hugging Face folder, such as text:GLOB; default: headlab_english",
     )
     parser.add_argument("--step", default="last", help="a checkpoint, last or best; default: last")
     parser.add_argument(
@@ -42,26 +51,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
+    step = checkpoint(options.step)
     from headlab.analysis import run_rank
-    from headlab.errors import UsageError
 
-    step = options.step
-    if step not in ("last", "best"):
-        if not step.isdecimal():
-            raise UsageError(
-                f"--step is {step!r}; it must be last, best or the step of a checkpoint"
-            )
-        step = int(step)
     found = run_rank.rank_of_run(
-        options.workdir, options.contexts, split=options.split, step=step, sketch=options.sketch
+        options.workdir,
+        options.contexts,
+        split=options.split,
+        step=step,
+        corpus=options.corpus,
+        sketch=options.sketch,
     )
     files = run_rank.write(found, options.output or options.workdir)
     if options.json:
         print(json.dumps(run_rank.as_dict(found), indent=1))
         return 0
     measured, known = found.rank, found.theory
+    where = "" if found.step is None else f" at step {found.step:,}"
     print_table(
-        f"{options.workdir}: {found.head} head at step {found.step:,}, log-probabilities of "
+        f"{options.workdir}: {found.head} head{where}, log-probabilities of "
         f"{found.contexts:,} positions of the {found.split} split",
         [
             ("rank", f"{'at least ' if measured.at_least else ''}{measured.rank:,}"),
@@ -102,6 +110,7 @@ COMMAND = Command(
     headlab rank --workdir=runs/tied
     headlab rank --workdir=runs/tied --contexts=4096 --output=rank/tied
     headlab rank --workdir=runs/wide --sketch=512 --json
+    headlab rank --workdir=models/SmolLM2-135M --corpus='text:texts/*.txt' --output=rank/smollm
     """,
     add_arguments=_add_arguments,
     run=_run,

@@ -17,7 +17,11 @@ _LONGEST_TABLE = 200  # tokens of which each gets a line
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+        "--workdir",
+        type=path,
+        required=True,
+        metavar="RUN",
+        help="the run directory, or a Hugging Face folder",
     )
     parser.add_argument(
         "file", metavar="FILE", help="a UTF-8 text, one document; - is standard input"
@@ -34,23 +38,33 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=count, default=8, metavar="N", help="windows at once (8)"
     )
+    parser.add_argument(
+        "--shards",
+        type=count,
+        default=1,
+        metavar="N",
+        help="devices that share the rows of the vocabulary (1)",
+    )
     parser.add_argument("--json", action="store_true", help="print all as JSON in place of tables")
 
 
 def _run(options: argparse.Namespace, overrides: Overrides) -> int:
     del overrides
     text = _text(options.file)
-    from headlab.runs import RunDirectory, restore_model
+    from headlab import sharding
+    from headlab.pretrained import restore
     from headlab.scoring import default_stride, score, total_log_prob
 
-    model, head, tokenizer, _, step = restore_model(RunDirectory(options.workdir))
+    mesh = sharding.make_mesh(1, options.shards)
+    model, head, tokenizer, _, step = restore(options.workdir, shards=options.shards)
     [scores] = score(
         model,
         [tokenizer.encode(text)],
         top=options.top,
-        prefix=[tokenizer.separator_id],
+        prefix=[tokenizer.start_id],
         stride=options.stride,
         batch_size=options.batch_size,
+        mesh=mesh,
         progress=True,
     )
     result = {
@@ -157,7 +171,9 @@ COMMAND = Command(
     examples="""
     headlab score --workdir=runs/tied text.txt
     headlab score --workdir=runs/tied text.txt --top=5
+    headlab score --workdir=runs/sharded text.txt --shards=4
     headlab score --workdir=runs/tied book.txt --stride=32 --json > scores.json
+    headlab score --workdir=models/SmolLM2-135M text.txt
     """,
     add_arguments=_add_arguments,
     run=_run,

@@ -7,7 +7,7 @@ import numpy as np
 
 from headlab.costs import read_architecture, read_config
 from headlab.errors import UsageError
-from headlab.scoring.safetensors_folder import TensorFolder
+from headlab.pretrained.folder import TensorFolder
 
 # In the order in which they are looked for. GPT-2; Llama, Mistral, Gemma, Qwen; Gemma 3 with pictures; GPT-NeoX.
 _EMBEDDINGS = (
@@ -34,11 +34,11 @@ def load_head(folder: str | Path) -> PretrainedHead:
     """The output head of a GPT-2, Llama, Mistral, Gemma, Qwen or GPT-NeoX model.
 
     Only its own tensors are read, from `model.safetensors` or the files of `model.safetensors.index.json`. Where the
-    config says that it is tied, it is the embedding, whatever else the files have.
+    config says that it is tied, it is the embedding; a head that is stored too must be the same.
 
     Raises:
       UsageError: the config is not known (see `headlab.costs.read_architecture`), the folder has no safetensors or no
-        such tensor, or its shape is not what the config says.
+        such tensor, its shape is not what the config says, or a tied head that differs from the embedding is stored.
       HeadlabError: a file is damaged.
     """
     architecture = read_architecture(folder)
@@ -52,6 +52,8 @@ def load_head(folder: str | Path) -> PretrainedHead:
     shape = (architecture.vocab_size, architecture.d_model)
     if weight.shape != shape:
         raise UsageError(f"{name} in {folder} is {weight.shape}; its config.json says {shape}")
+    if architecture.tied and (stored := tensors.first(_HEADS)) is not None:
+        tensors.check_tied(stored, name)
     bias_name = None if architecture.tied else name.removesuffix("weight") + "bias"
     bias = tensors.read(bias_name) if bias_name in tensors.names() else None
     if bias is not None and bias.shape != shape[:1]:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from headlab.errors import HeadlabError, UsageError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -45,6 +46,23 @@ class TensorFolder:
             raise HeadlabError(
                 f"cannot read {name} from {path} ({problem}): download the file again"
             ) from problem
+
+    def read_float(self, name: str) -> np.ndarray:
+        """One tensor in float32; UsageError where it is not of floating-point numbers."""
+        array = self.read(name)
+        if array.dtype.name not in _FLOATS:
+            raise UsageError(
+                f"{name} in {self._file_of[name]} is of {array.dtype}; it must be of {', '.join(_FLOATS)}"
+            )
+        return array.astype(np.float32)
+
+    def check_tied(self, head: str, embedding: str) -> None:
+        """UsageError where the head that a tied model stores differs from its embedding."""
+        if not np.array_equal(self.read(head), self.read(embedding)):
+            raise UsageError(
+                f"{head} in {self.folder} is not {embedding}, and its config.json says that the two are tied; set "
+                "tie_word_embeddings to false if they are not"
+            )
 
     def _single(self) -> dict[str, Path]:
         path = self.folder / _SINGLE
