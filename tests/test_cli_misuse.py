@@ -1,6 +1,7 @@
 """What each command says of a command line that is wrong: one paragraph that names the nearest right one."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,13 @@ WRONG = {
         ([*GIVEN, "The sea", "--samples=2", "--stream"], "leave --samples out"),
         ([*GIVEN, "The sea", "--stop=a", "--stop=b"], "nowhere is not a run"),
     ],
+    "export": [
+        (["out"], "required: --workdir"),
+        (GIVEN, "required: FOLDER"),
+        ([*GIVEN, "out"], "nowhere is not a run"),
+        ([*GIVEN, "out", "--layuot=llama"], "did you mean --layout?"),
+        ([*GIVEN, "out", "--step=lst"], "--step is 'lst'; it must be last, best"),
+    ],
     "cost": [
         ([], "one of the arguments --config --model --hf --all is required"),
         (["--modl=gpt2"], "did you mean --model?"),
@@ -139,7 +147,8 @@ def said(capsys):
 
 
 def test_every_command_has_a_table_of_what_can_be_wrong():
-    assert [*WRONG] == [command.name for command in COMMANDS]
+    own = [command.name for command in COMMANDS if not command.hands_on]
+    assert [*WRONG] == own  # the others hand their arguments on to another program
 
 
 @pytest.mark.parametrize(
@@ -179,6 +188,13 @@ def test_a_run_or_file_that_is_not_there_is_told_from_the_one_most_like_it(
     assert cli.main(arguments) == 2
     near = "runs/tied/config.json" if "config" in arguments[-1] else "runs/tied"
     assert f"id you mean {near}?" in said()
+
+
+def test_the_harness_is_asked_for_where_it_is_not_installed(said, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "headlab.scoring.lm_eval", raising=False)
+    assert cli.main(["lm-eval", "ls", "tasks"]) == 2
+    assert "pip install 'headlab[lm_eval]'" in said()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
