@@ -176,17 +176,3 @@ def test_chat_templates_are_refused(opened):
     for call in (lambda h: h.chat_template(True), lambda h: h.apply_chat_template([])):
         with pytest.raises(UsageError, match="no chat template"):
             call(opened())
-
-
-def test_the_command_says_what_to_install(capsys):
-    """The harness is an extra, which these tests do without."""
-    from importlib.util import find_spec
-
-    from headlab import cli
-
-    if find_spec("lm_eval") is None:
-        assert cli.main(["lm-eval", "run", "--help"]) == 2
-        assert "pip install 'headlab[lm_eval]'" in " ".join(capsys.readouterr().err.split())
-    else:
-        assert cli.main(["lm-eval", "run", "--help"]) == 0
-        assert "lm-eval" in capsys.readouterr().out
