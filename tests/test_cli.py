@@ -247,6 +247,8 @@ WRONG = {
         ([*GIVEN, "folder", "--layuot=llama"], "did you mean --layout?"),
         ([*GIVEN, "folder", "--layout=lama"], "did you mean llama?"),
         ([*GIVEN, "folder", "--step=lst"], "--step is 'lst'; it must be last, best"),
+        ([*GIVEN, ""], "argument FOLDER: the name is empty"),
+        ([*GIVEN, "folder", "more"], "no place for 'more'"),
     ],
     "cost": [
         ([], "one of the arguments --config --model --hf --all is required"),

@@ -66,6 +66,13 @@ def test_log_likelihoods_are_sums_of_the_dense_distributions(opened, byte_tokeni
     assert harness.loglikelihood([]) == []
 
 
+def test_shards_of_the_vocabulary_say_the_same(opened):
+    pairs = [("x", " yes"), ("a bc ", "a bc")]
+    one, two = (opened(shards=n, batch_size=2).loglikelihood(asked(*pairs)) for n in (1, 2))
+    for (log_prob, greedy), (other, also) in zip(one, two, strict=True):
+        assert log_prob == pytest.approx(other, abs=CLOSE) and greedy == also
+
+
 def test_a_text_is_scored_in_the_harness_windows(opened, byte_tokenizer):
     harness = opened(max_length=16)
     text = "the sea is calm tonight, bc"
