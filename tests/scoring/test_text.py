@@ -120,7 +120,8 @@ class Backwards:
     """A tokenizer whose decoder puts a later token before the earlier ones."""
 
     def __init__(self, tokenizer):
-        self.separator_id, self.encode, self._tokenizer = 258, tokenizer.encode, tokenizer
+        self.start_id = self.separator_id = 258
+        self.encode, self._tokenizer = tokenizer.encode, tokenizer
 
     def decode(self, ids):
         return self._tokenizer.decode(list(ids)[::-1])
