@@ -1,9 +1,11 @@
 """The command line: thin, quick to answer, and one paragraph for whatever goes wrong."""
 
 import errno
+import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from headlab import cli, training
+from headlab.cli import entry
 from headlab.cli.commands import COMMANDS
 from headlab.errors import HeadlabError
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 TINY = str(ROOT / "configs" / "tiny.py")
-WIDTH = str(ROOT / "configs" / "sweeps" / "width.py")
 HEAVY = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "ml_collections", "numpy", "rich")
 
 
@@ -79,6 +82,34 @@ def test_help_has_examples_and_imports_nothing_heavy(command):
     assert done.stderr.split() == ["imported"]
 
 
+def shell_commands(text):
+    """The arguments of every line of a shell that calls headlab."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip().startswith("headlab "):
+            words = shlex.split(line.strip(), comments=True)
+            yield list(itertools.takewhile(lambda word: word not in (">", "&"), words))[1:]
+
+
+EXAMPLES = [
+    *(arguments for command in COMMANDS for arguments in shell_commands(command.examples)),
+    *shell_commands("".join(re.findall(r"^```\n(.*?)^```", README, re.DOTALL | re.MULTILINE))),
+]
+
+
+@pytest.mark.parametrize("arguments", EXAMPLES, ids=" ".join)
+def test_the_examples_of_the_help_and_the_readme_are_commands(arguments, monkeypatch, said):
+    done = tuple(command._replace(run=lambda options, overrides: 0) for command in COMMANDS)
+    monkeypatch.setattr(entry, "COMMANDS", done)
+    assert cli.main(arguments) == 0, said()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_each_command_has_a_purpose_in_one_line_and_examples_of_its_own(command):
+    assert command.help and "\n" not in command.help
+    assert command.description.strip()
+    assert command.name in [arguments[0] for arguments in shell_commands(command.examples)]
+
+
 def test_options_are_listed_one_a_line_without_jax():
     done = headlab("options")
     assert done.returncode == 0
@@ -136,180 +167,6 @@ def test_a_wrong_command_line_exits_2_with_the_nearest_name(arguments, expected,
     message = said()
     assert message.startswith("headlab: error: ")
     assert expected in message
-
-
-# What can be wrong in a command line of each command: where it is right otherwise, a directory that is nowhere would be
-# the error. (arguments, words of the message); a new command needs a row of its own.
-GIVEN = ["--workdir=nowhere"]
-WRONG = {
-    "train": [
-        ([f"--config={TINY}"], "required: --workdir"),
-        (["--workdir=a"], "required: --config"),
-        ([f"--config={TINY}", "--workdr=a"], "did you mean --workdir?"),
-        ([f"--config={TINY[:-3]}s.py", "--workdir=a"], "did you mean " + TINY),
-        ([f"--config={TINY}", "--workdir="], "argument --workdir: the name is empty"),
-        ([f"--config={TINY}", f"--workdir={TINY}"], "is a file, or below one"),
-        ([f"--config={TINY}", f"--workdir={TINY}/a"], "is a file, or below one"),
-        ([f"--config={TINY}", f"--config={TINY}", "--workdir=a"], "--config is given twice"),
-        (
-            [f"--config={TINY}", "--workdir=a", "--config.seed=1", "--config.seed=2"],
-            "--config.seed is given twice, as '1' and '2'",
-        ),
-        ([f"--config={TINY}", "--workdir=a", "--config.head.nam=tied"], "mean head.name?"),
-        ([f"--config={TINY}", "--workdir=a", "--config.head.name=teid"], "did you mean tied?"),
-        ([f"--config={TINY}", "--workdir=a", "--mesh=4"], "did you mean --config.mesh.data?"),
-        (
-            [f"--config={TINY}", "--workdir=a", "--config.mesh.vocab=64"],
-            "there are 8 devices (cpu): it needs 64 devices",
-        ),
-        ([f"--config={TINY}", "--workdir=a", "--processes=2"], "add --distributed"),
-        (
-            [f"--config={TINY}", "--workdir=a", "--distributed", "--processes=2", "--process-id=2"],
-            "the process id is 2; it must be in 0 … 1",
-        ),
-    ],
-    "sweep": [
-        ([f"--config={WIDTH}"], "required: --workdir"),
-        ([f"--config={WIDTH}", "--workdir=a", "--job=2"], "did you mean --jobs?"),
-        ([f"--config={WIDTH}", "--workdir=a", "--jobs=0"], "'0' is not an integer of at least 1"),
-        ([f"--config={WIDTH[:-3]}s.py", "--workdir=a"], "did you mean " + WIDTH),
-        ([f"--config={WIDTH}:tny", "--workdir=a"], "did you mean 'tiny'?"),
-        ([f"--config={TINY}", "--workdir=a"], "has no function get_sweep()"),
-        ([f"--config={WIDTH}", "--workdir=a", "--launcher=slrum"], "did you mean slurm?"),
-        ([f"--config={WIDTH}", "--workdir=a", "--partition=gpu"], "add --launcher=slurm"),
-        (
-            [f"--config={WIDTH}:tiny", "--workdir=a", "--config.train.stpes=5"],
-            "did you mean train.steps?",
-        ),
-        (
-            [f"--config={WIDTH}:tiny", "--workdir=a", "--config.model.d_model=5"],
-            "the points of the sweep set model.d_model themselves",
-        ),
-    ],
-    "evaluate": [
-        ([], "required: --workdir"),
-        (["--workdr=a"], "did you mean --workdir?"),
-        (GIVEN, "nowhere is not a run"),
-        ([*GIVEN, "--split=tset"], "did you mean test?"),
-        ([*GIVEN, "--batch-size=0"], "'0' is not an integer of at least 1"),
-    ],
-    "compare": [
-        ([], "required: RUNS"),
-        (["nowhere"], "nowhere is no run and holds none"),
-        ([TINY], "tiny.py is no run and holds none"),
-        ([""], "argument RUNS: the name is empty"),
-        (["nowhere", "--basline=tied"], "did you mean --baseline?"),
-        (["nowhere", "--metric=los"], "did you mean loss?"),
-        (["nowhere", "--format=csvv"], "did you mean csv?"),
-        (["nowhere", "--sort=parameter"], "did you mean parameters?"),
-    ],
-    "report": [
-        ([], "required: WORKDIR"),
-        (["nowhere"], "nowhere is no run and holds none"),
-        (["nowhere", "--titel=x"], "did you mean --title?"),
-        (["nowhere", "--outptu=x"], "did you mean --output?"),
-        (["nowhere", "--output=x"], "nowhere is no run"),
-        (["nowhere", "--metric=los"], "did you mean loss?"),
-    ],
-    "rank": [
-        ([], "required: --workdir"),
-        (GIVEN, "nowhere is not a run"),
-        ([*GIVEN, "--split=tset"], "did you mean test?"),
-        ([*GIVEN, "--step=lst"], "--step is 'lst'; it must be last, best"),
-        ([*GIVEN, "--contexts=0"], "'0' is not an integer of at least 1"),
-        ([*GIVEN, "--sketsh=9"], "did you mean --sketch?"),
-    ],
-    "score": [
-        ([TINY], "required: --workdir"),
-        (GIVEN, "required: FILE"),
-        ([*GIVEN, TINY], "nowhere is not a run"),
-        ([*GIVEN, "nowhere.txt"], "cannot read nowhere.txt"),
-        ([*GIVEN, TINY, "--stirde=4"], "did you mean --stride?"),
-        ([*GIVEN, TINY, "--top=x"], "argument --top: invalid int value: 'x'"),
-    ],
-    "generate": [
-        (["The sea"], "required: --workdir"),
-        (GIVEN, "required: PROMPT"),
-        ([*GIVEN, "The sea"], "nowhere is not a run"),
-        ([*GIVEN, "The", "sea"], "no place for 'sea'; a text with spaces stands in quotes"),
-        ([*GIVEN, "The sea", "--temprature=0"], "did you mean --temperature?"),
-        ([*GIVEN, "The sea", "--temperature=hot"], "invalid float value: 'hot'"),
-        ([*GIVEN, "The sea", "--temperature=0", "--top-p=0.5"], "--top-p would change nothing"),
-        ([*GIVEN, "The sea", "--temperature=0", "--samples=3"], "--samples would change nothing"),
-        ([*GIVEN, "The sea", "--samples=2", "--stream"], "leave --samples out"),
-        ([*GIVEN, "The sea", "--stop=a", "--stop=b"], "nowhere is not a run"),
-    ],
-    "cost": [
-        ([], "one of the arguments --config --model --hf --all is required"),
-        (["--modl=gpt2"], "did you mean --model?"),
-        (["--model=gpt3"], "did you mean gpt2?"),
-        (["--model=gpt2", "--all"], "not allowed with argument --model"),
-        (["--all", "--against=gpt2"], "leave --against out"),
-        (["--model=gpt2", "--chip=h10"], "did you mean h100?"),
-        (["--model=gpt2", "--dtype=float3"], "did you mean float32?"),
-        (["--hf=nowhere"], "nowhere"),
-        ([f"--config={TINY[:-3]}s.py"], "did you mean " + TINY),
-        ([f"--config={TINY}", "--config.head.nam=tied"], "did you mean head.name?"),
-    ],
-    "options": [
-        (["--had=tied"], "did you mean --head?"),
-        (["--head=teid"], "did you mean tied?"),
-        (["tied"], "headlab options has no place for 'tied'"),
-    ],
-}  # fmt: skip
-
-
-def test_every_command_has_a_table_of_what_can_be_wrong():
-    assert [*WRONG] == [command.name for command in COMMANDS]
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "expected"),
-    [(command, *row) for command, rows in WRONG.items() for row in rows],
-)
-def test_each_command_says_in_one_paragraph_what_is_wrong_and_starts_nothing(
-    command, arguments, expected, said, capsys, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main([command, *arguments]) == 2
-    message = said()
-    assert message.startswith("headlab: error: ")
-    assert expected in message
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["evaluate", "--workdir=runs/tide"],
-        ["rank", "--workdir=runs/tide"],
-        ["score", "--workdir=runs/tide", "text.txt"],
-        ["generate", "--workdir=runs/tide", "The sea"],
-        ["compare", "runs/tide"],
-        ["report", "runs/tide"],
-        ["score", "--workdir=runs/tied", "runs/tied/config.jsn"],
-    ],
-)
-def test_a_run_or_file_that_is_not_there_is_told_from_the_one_most_like_it(
-    arguments, said, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "tied").mkdir(parents=True)
-    (tmp_path / "runs" / "tied" / "config.json").write_text("{}")
-    (tmp_path / "text.txt").write_text("a text")
-    assert cli.main(arguments) == 2
-    near = "runs/tied/config.json" if "config" in arguments[-1] else "runs/tied"
-    assert f"id you mean {near}?" in said()
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_flag_in_the_help_of_a_command_is_known(command, capsys, monkeypatch):
-    assert cli.main([command.name, "--help"]) == 0
-    shown = capsys.readouterr().out
-    listed = re.findall(r"^  (?:-\w.*?, )?(--[a-z-]+)", shown, re.MULTILINE)
-    assert len(listed) > 1
-    usage = shown.partition("\n\n")[0]
-    assert [flag for flag in listed if flag != "--help" and flag not in usage] == []
 
 
 def test_no_command_shows_help_and_exits_2(capsys):

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.claims import table
 from experiments.claims.register import CLAIMS, Claim, chosen
-from experiments.claims.runs import COMMAND, OPTIONS, Context
+from experiments.claims.runs import COMMAND, OPTIONS, Context, trained_runs
 from headlab import cli
 from headlab.data.progress import duration
 from headlab.errors import UsageError
@@ -53,17 +53,20 @@ def _run(arguments: list[str]) -> int:
         )
     workdir = Path(options.workdir)
     found = measure(claims, Context(workdir), made_by)
+    known = {claim.name: _kept(workdir, claim.name, _commit(made_by)) for claim in CLAIMS}
+    whole = {name: one for name, one in known.items() if one is not None}  # of earlier calls, too
     content = {
-        "command": [*COMMAND, *arguments],
+        "command": [*COMMAND, *options.names, *["--record"] * options.record],
         "seeds": SEEDS,
         "options": OPTIONS,
         "environment": made_by,
-        "claims": found,
+        "runs": trained_runs(workdir),
+        "claims": whole,
     }
-    _write(workdir / "claims.json", content, workdir / "claims.md", table.markdown(found))
+    _write(workdir / "claims.json", content, workdir / "claims.md", table.markdown(whole))
     if options.record:
         table.write_json(FOLDER / "recorded" / "claims.json", content)
-        table.put_into(FOLDER / "README.md", table.markdown(found))
+        table.put_into(FOLDER / "README.md", table.markdown(whole))
     _print(found)
     print(f"written to {workdir / 'claims.md'} and {workdir / 'claims.json'}")
     return 0
@@ -77,7 +80,7 @@ def measure(
     Each has "verdict", "found" in words, "figures", the "commit", and the CPU "seconds" that it took, those of the
     processes it started included; training is of the first claim that needs it.
     """
-    commit = (made_by["git"] or {}).get("commit")
+    commit = _commit(made_by)
     kept = {claim.name: _kept(context.workdir, claim.name, commit) for claim in claims}
     left = [claim for claim in claims if kept[claim.name] is None]
     start, done = time.monotonic(), 0.0
@@ -127,6 +130,10 @@ def _time_left(start: float, done: float, every: float) -> str:
         return ""
     seconds = (time.monotonic() - start) / done * (every - done)
     return f" (about {duration(seconds)} left)"
+
+
+def _commit(made_by: Mapping[str, Any]) -> str | None:
+    return (made_by["git"] or {}).get("commit")
 
 
 def _kept(workdir: Path, name: str, commit: str | None) -> dict[str, Any] | None:

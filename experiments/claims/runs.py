@@ -1,6 +1,7 @@
 """The runs that claims share: tied, untied, and tied with untied's parameters in width or depth, in three seeds."""
 
 import functools
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -80,6 +81,19 @@ def train(folder: Path, corpus: str, options: Mapping[str, str]) -> Runs:
     found: Runs = {}
     for point in plan.points:
         found.setdefault(variant(point.overrides), {})[point.config.seed] = folder / point.name
+    return found
+
+
+def trained_runs(workdir: Path) -> dict[str, Any]:
+    """The commit that finished each run in a workdir, with its held-out loss and parameters, by name."""
+    found = {}
+    for path in sorted((workdir / "runs").glob("*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        found[path.parent.name] = {
+            "commit": (result["environment"]["git"] or {}).get("commit"),
+            "held_out_loss": result[SPLIT]["loss"],
+            "parameters": result["parameters"]["total"],
+        }
     return found
 
 

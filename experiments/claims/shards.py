@@ -54,7 +54,7 @@ def log_probs(
     run: Path,
     h: Float[np.ndarray, "tokens d"],
     targets: Int[np.ndarray, "tokens"],
-    shards: Sequence[int] = SHARDS,
+    shards: Sequence[int],
 ) -> LogProbs:
     """log p(target) in nats, float32, as each mesh and order gives it; needs as many devices as shards."""
     import jax
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     """RUN STATES.npz OUT.npz: reads "h" and "targets", writes an array an order and number."""
     run, given, found = map(Path, arguments)
     with np.load(given) as saved:
-        values = log_probs(run, saved["h"], saved["targets"])
+        values = log_probs(run, saved["h"], saved["targets"], SHARDS)
     with open(found, "wb") as file:
         np.savez(file, **{f"{order}-{n}": value for (order, n), value in values.items()})
 

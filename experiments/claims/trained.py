@@ -19,6 +19,7 @@ from experiments.claims.findings import (
 )
 from experiments.claims.runs import SPLIT, Context
 from headlab import analysis
+from headlab.errors import HeadlabError
 
 AS_WELL = 0.02  # nats a token that a model may lose and still do as well
 SAME = 0.05  # share of a norm within which another is the same
@@ -73,11 +74,12 @@ def role_gradients(
     table = params["embedding"]["weight"]
 
     def nats(looked_up, output):
-        below, above_ = (
+        reading, writing = (
             models.merge(graph, {**params, "embedding": {"weight": weight}}, constants)
             for weight in (looked_up, output)
         )
-        return above_.head.nll(below(inputs), targets, embedding=above_.embedding).sum()
+        h = reading(inputs)
+        return writing.head.nll(h, targets, embedding=writing.embedding).sum()
 
     looked_up, output = jax.jit(jax.grad(nats, argnums=(0, 1)))(table, table)
     return np.asarray(looked_up), np.asarray(output)
@@ -134,8 +136,16 @@ def rare_loss(context: Context) -> Finding:
 
 
 def band_loss(result: Mapping[str, Any], bands: slice = RARER_HALF) -> float:
-    """Nats a token over some frequency bands of a result.json, each token counted once."""
+    """Nats a token over some frequency bands of a result.json, each token counted once.
+
+    Raises HeadlabError where no held-out target is in them.
+    """
     tokens = result[SPLIT]["band_tokens"][bands]
+    if not sum(tokens):
+        raise HeadlabError(
+            f"no target of the {SPLIT} split is in the frequency bands {bands.start} … {bands.stop - 1}, so that there "
+            "is no loss on rare tokens; take more text"
+        )
     losses = result[SPLIT]["bands"][bands]
     nats = sum(loss * n for loss, n in zip(losses, tokens, strict=True) if n)
     return nats / sum(tokens)

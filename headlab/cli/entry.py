@@ -30,11 +30,13 @@ def _run(arguments: list[str]) -> int:
             f"no command {named!r}; did you mean {nearest(named, [*commands])}? "
             f"(there are {', '.join(commands)})"
         )
-    if arguments and arguments[0] in names and arguments[1:2] not in (["--help"], ["-h"]):
-        chosen = COMMANDS[names.index(arguments[0])]
-        if chosen.hands_on:
-            others = [argument for argument in arguments[1:] if argument != "--debug"]
-            return chosen.run(argparse.Namespace(arguments=others), [])
+    if (
+        named is not None
+        and commands[named].hands_on
+        and arguments[1:2] not in (["--help"], ["-h"])
+    ):
+        others = [argument for argument in arguments[1:] if argument != "--debug"]
+        return commands[named].run(argparse.Namespace(arguments=others), [])
     arguments, overrides = split_overrides(arguments)
     parser, parsers = _parsers()
     if named is None:

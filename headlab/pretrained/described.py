@@ -60,11 +60,11 @@ def read_decoder_config(folder: Path) -> tuple[Layout, ConfigDict]:
         "head.name": "tied" if shape.tied else "untied",
     }
     config = configs.default_config()
-    for key, value in values.items():
-        section, name = key.split(".")
-        config[section][name] = value
+    values["data.seq_len"] = min(config.data.seq_len, longest)
     try:
-        config.data.seq_len = min(config.data.seq_len, longest)
+        for key, value in values.items():
+            section, name = key.split(".")
+            config[section][name] = value
         return layout, configs.resolve(config)
     except (UsageError, TypeError) as problem:
         raise UsageError(f"{path}: {problem}") from None
@@ -123,6 +123,9 @@ def _window(shape: Architecture, longest: int) -> list[str]:
 def _rotary(described: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Rotary options of either form: rope_parameters, or rope_theta beside rope_scaling; adds to `problems`."""
     rope = described.get("rope_parameters") or described.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        problems.append(f"rotary options {rope!r}")
+        return {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     share = rope.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0))
     if kind not in ("default", "llama3"):

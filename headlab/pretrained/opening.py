@@ -36,17 +36,14 @@ def restore(
     *,
     shards: int = 1,
 ) -> Restored:
-    """`headlab.runs.restore_model` for run directories and Hugging Face folders alike; these have no step.
-
-    Rows of a folder are padded to a multiple of 128 whatever `shards` is.
-    """
+    """`headlab.runs.restore_model` for run directories and Hugging Face folders alike; these have no step."""
     if not is_pretrained(path):
         return restore_model(RunDirectory(path), step, shards=shards)
     if step != "last":
         raise UsageError(
             f"{path} is a folder in the Hugging Face layout and has one model: leave step {step!r} out"
         )
-    model, tokenizer, config = load_pretrained(path)
+    model, tokenizer, config = load_pretrained(path, shards=shards)
     return Restored(model, config.head.name, tokenizer, config, None)
 
 

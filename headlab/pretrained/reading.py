@@ -30,11 +30,12 @@ class OpenModel(NamedTuple):
     config: ConfigDict  # of the model as it is: config.head.name is the head that it has
 
 
-def load_pretrained(folder: str | os.PathLike[str]) -> OpenModel:
+def load_pretrained(folder: str | os.PathLike[str], *, shards: int = 1) -> OpenModel:
     """The decoder of a Llama, SmolLM2, Qwen 2 or GPT-2 folder, in float32, with its tokenizer.
 
     It computes what `transformers` does, in headlab's own decoder. `tokenizer.start_id` is the config's bos_token_id;
     generated text ends at the tokenizer's separator, which need not be every eos_token_id of a model for dialogues.
+    Rows are padded to a multiple of 128 and of `shards`, with zeros that are no tokens.
     Where the table has more rows than the tokenizer has ids, the model has as many tokens as rows.
 
     Raises:
@@ -55,7 +56,9 @@ def load_pretrained(folder: str | os.PathLike[str]) -> OpenModel:
         for tensor in tensors(layout, config.model, tied=tied)
     }
     _check_names(layout, folder, files.names(), set(listed), tied=tied)
-    graph, params, constants = models.split(nnx.eval_shape(lambda: models.build(config, size)))
+    graph, params, constants = models.split(
+        nnx.eval_shape(lambda: models.build(config, size, shards=shards))
+    )
     for name, tensor in listed.items():
         _put(params, tensor, files.read_float(name), layout, f"{name} in {folder}", size)
     if tied and HEAD in files.names():

@@ -91,3 +91,15 @@ def test_widths_and_counts_have_a_range(log_p):
         bottleneck_gap(log_p, 17)
     with pytest.raises(UsageError, match="restarts is 0"):
         bottleneck_gap(log_p, 2, restarts=0)
+
+
+def test_the_lower_bound_is_the_theorems_and_of_one_context():
+    logits = 0.5 * np.random.default_rng(5).standard_normal((6, 4))
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    centred = log_p - log_p.mean(axis=1, keepdims=True)
+    left = float(np.sum(np.linalg.eigvalsh(centred.T @ centred)[:-2]))  # Σ σ² beyond the second
+    assert 0.005 < left < 0.5
+    expected = np.exp(log_p).min() / 2 * left * np.exp(-np.sqrt(2 * left)) / 6
+    found = bottleneck_gap(log_p, 2, restarts=1, iterations=5)
+    np.testing.assert_allclose(found.lower_bound, expected, rtol=1e-9)
+    assert found.lower_bound <= found.spectral_fit

@@ -59,6 +59,7 @@ def test_what_was_tested_is_kept_and_the_same_command_goes_on(fakes, tmp_path, c
     assert "| first is so | nobody 2026 | `python -m experiments.claims.run first` |" in text
     assert text.count("**holds**") == 2
     assert run.main([*command, "second"]) == 0 and fakes.calls == ["first", "second"]
+    assert len(json.loads((tmp_path / "claims.json").read_text())["claims"]) == 2  # the first, too
     monkeypatch.setattr(run, "_kept", lambda *_: None)  # as at another commit
     assert run.main([*command, "second"]) == 0 and fakes.calls == ["first", "second", "second"]
     assert "second: holds" in capsys.readouterr().err

@@ -55,7 +55,7 @@ output_type: generate_until
 doc_to_text: "{{text}}"
 doc_to_target: "b"
 generation_kwargs:
-  until: ["e", "\\n\\n"]
+  until: ["/", "}"]
   max_gen_toks: 12
   do_sample: false
 metric_list:

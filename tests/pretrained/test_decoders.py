@@ -204,6 +204,9 @@ SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ("llama", {"hidden_act": "gelu"}, r"hidden_act='gelu' \(but 'silu'\)"),
         ("llama", {"head_dim": 5}, r"model\.d_head=5 is odd"),
         ("llama", {"rms_norm_eps": 0}, r"config\.json: model\.norm_eps=0"),
+        ("llama", {"rms_norm_eps": "small"}, r"config\.json: .*small"),
+        ("llama", {"rope_parameters": [1]}, r"rotary options \[1\]"),
+        ("llama", {"rope_theta": "long"}, r"config\.json: .*long"),
         ("llama", {"quantization_config": {}}, "a quantization_config"),
         (
             "llama",

@@ -8,10 +8,11 @@ import tokenizers
 from safetensors.numpy import load_file
 
 from headlab import cli, models, runs
+from headlab.cli.commands import export
 from headlab.config import replace
 from headlab.data import Tokenizer
 from headlab.errors import UsageError
-from headlab.pretrained import opening, save_pretrained
+from headlab.pretrained import layouts, opening, save_pretrained
 from headlab.scoring import generate_text, open_model, score
 
 TEXT = "a bc é\n日本"
@@ -95,7 +96,6 @@ def test_a_document_begins_with_the_token_that_the_folder_says(decoder, tmp_path
     ("arguments", "said"),
     [
         (["--layout=gpt2"], "GPT2LMHeadModel has no place for model.position='rotary'"),
-        (["--layout=opt"], "layout is 'opt'"),
         (["--step=latest"], "--step is 'latest'; it must be last, best or the step"),
     ],
 )
@@ -103,6 +103,10 @@ def test_an_export_that_cannot_be_is_refused(arguments, said, run, tmp_path, cap
     assert cli.main(["export", "--workdir=r", str(tmp_path / "out"), *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_knows_the_layouts():
+    assert tuple(layouts.LAYOUTS) == export.LAYOUTS
 
 
 def test_the_rank_of_a_folder_is_that_of_its_head_on_a_text(saved, small_corpus, tmp_path, capsys):

@@ -66,6 +66,13 @@ def test_log_likelihoods_are_sums_of_the_dense_distributions(opened, byte_tokeni
     assert harness.loglikelihood([]) == []
 
 
+def test_shards_of_the_vocabulary_say_the_same(opened):
+    pairs = [("x", " yes"), ("a bc ", "a bc")]
+    one, two = (opened(shards=n, batch_size=2).loglikelihood(asked(*pairs)) for n in (1, 2))
+    for (log_prob, greedy), (other, also) in zip(one, two, strict=True):
+        assert log_prob == pytest.approx(other, abs=CLOSE) and greedy == also
+
+
 def test_a_text_is_scored_in_the_harness_windows(opened, byte_tokenizer):
     harness = opened(max_length=16)
     text = "the sea is calm tonight, bc"
@@ -169,17 +176,3 @@ def test_chat_templates_are_refused(opened):
     for call in (lambda h: h.chat_template(True), lambda h: h.apply_chat_template([])):
         with pytest.raises(UsageError, match="no chat template"):
             call(opened())
-
-
-def test_the_command_says_what_to_install(capsys):
-    """The harness is an extra, which these tests do without."""
-    from importlib.util import find_spec
-
-    from headlab import cli
-
-    if find_spec("lm_eval") is None:
-        assert cli.main(["lm-eval", "run", "--help"]) == 2
-        assert "pip install 'headlab[lm_eval]'" in " ".join(capsys.readouterr().err.split())
-    else:
-        assert cli.main(["lm-eval", "run", "--help"]) == 0
-        assert "lm-eval" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """The commands, in the order in which the help lists them.
 
-A new one is one file and one line here, and a row in tests/test_cli.py of what can be wrong in its command line.
+A new one is one file and one line here, and a row in tests/test_cli_misuse.py of what can be wrong in its command line.
 """
 
 from headlab.cli.arguments import Command

@@ -2,16 +2,20 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides, checkpoint
+from headlab.cli.arguments import Command, Overrides, checkpoint, one_of, path
+
+LAYOUTS = ("llama", "qwen2", "gpt2")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="the run directory")
-    parser.add_argument("folder", metavar="FOLDER", help="a new folder, or an empty one")
+    parser.add_argument(
+        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
+    )
+    parser.add_argument("folder", type=path, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
         "--layout",
-        metavar="NAME",
-        help="llama, qwen2 or gpt2; default: the first of them that fits the decoder",
+        **one_of(*LAYOUTS),
+        help="default: the first of them that fits the decoder",
     )
     parser.add_argument("--step", default="last", help="a checkpoint, last or best; default: last")
 
