@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from headlab.errors import UsageError
 
-DESIGN = "headlab's design notes (2026)"
+OFTEN = "often said, of no one source"
 
 
 class Claim(NamedTuple):
@@ -29,7 +29,7 @@ CLAIMS = (
     Claim(
         "micro_size",
         "micro has 1,852,544 parameters tied and 2,901,120 untied, 57% more",
-        DESIGN,
+        "headlab's README",
         "configs/micro.py, whole",
         "holds if both counts are exact and the rest rounds to 57%",
         "arithmetic.micro_size",
@@ -38,7 +38,7 @@ CLAIMS = (
     Claim(
         "head_blocks",
         "At Gemma 2 2B's shape the head costs as much as about ten blocks",
-        DESIGN,
+        OFTEN,
         _GEMMA,
         "within 10% of ten, by a block's own matrices and by 2·d·V over 24·d²; depends if the two differ",
         "arithmetic.head_blocks",
@@ -47,7 +47,7 @@ CLAIMS = (
     Claim(
         "head_bytes",
         "There the head is a quarter of the bytes that a decode step reads",
-        DESIGN,
+        OFTEN,
         f"{_GEMMA}, bfloat16, 1,024 tokens of context",
         "within 10% of 25%, by weights alone and with keys and values; depends if the two differ",
         "arithmetic.head_bytes",
@@ -56,7 +56,7 @@ CLAIMS = (
     Claim(
         "decode_size",
         "A 2B model does not decode in proportion to its size",
-        "design notes; the roofline of Pope et al. 2022",
+        "often said; the roofline of Pope et al. 2022",
         "Gemma 2 2B beside Llama 2 7B, an H100's roofline, batch 1, bfloat16, 1,024 tokens of context",
         "holds if the ratio of times is more than 10% off the ratio of sizes, by parameters outside the embedding and "
         "by all; depends if the two differ",
@@ -76,7 +76,7 @@ CLAIMS = (
     Claim(
         "bfloat16",
         "A bfloat16 head's probabilities are off by about 1e-2, which flips near-ties",
-        DESIGN,
+        OFTEN,
         "tied, 3 seeds, 2,048 held-out contexts, states and logits rounded",
         "mean relative error of p in 3.2e-3 … 3.2e-2 (interval over seeds); some most probable token flips, and 90% of "
         "the flips are among tokens whose two best are within 0.05 nats; depends if one part alone holds",
@@ -115,7 +115,7 @@ CLAIMS = (
     Claim(
         "shard_bits",
         "Another number of shards moves the last bits; in the invariant order it does not",
-        "design notes; He et al. 2025 on orders of sums",
+        "He et al. 2025 on orders of sums",
         "tied, seed 0: log-probabilities of the answers' tokens below, on 1, 2, 4 and 8 shards",
         "holds if the fast order changes a bit on some number and the invariant order none on any",
         "choices.shard_bits",
@@ -125,7 +125,7 @@ CLAIMS = (
     Claim(
         "choice_drift",
         "Multiple-choice scores drift with the number of shards in fast mode, not in invariant mode",
-        DESIGN,
+        OFTEN,
         "tied, seed 0: 200 held-out questions of 4 answers, summed log-probabilities, on 1, 2, 4 and 8 shards",
         "holds if the fast order changes a score on some number and the invariant order none on any",
         "choices.choice_drift",
@@ -135,7 +135,7 @@ CLAIMS = (
     Claim(
         "self_repetition",
         "Tied models give more mass to \u201cthe same token again\u201d",
-        DESIGN,
+        OFTEN,
         f"{_RUNS}, 4,096 held-out positions",
         "tied − untied, mean p(next = this): holds if its interval is above 0, does not hold if below, else depends",
         "trained.self_repetition",
@@ -145,7 +145,7 @@ CLAIMS = (
     Claim(
         "rare_gradient",
         "Tied, a rare token's output row is trained through the input role",
-        "design notes; Press & Wolf 2017",
+        "often said; on tied rows Press & Wolf 2017",
         "tied, 3 seeds, gradient of 4,096 held-out tokens; the rarest tenth of the tokens that training text has",
         "holds if the input role's share of their squared gradient is above half (interval), does not hold if below",
         "trained.rare_gradient",
@@ -155,7 +155,7 @@ CLAIMS = (
     Claim(
         "rare_norms",
         "Rare tokens' output rows end with other norms tied than untied",
-        "design notes; Press & Wolf 2017",
+        "often said; on tied rows Press & Wolf 2017",
         f"{_RUNS}; the same tenth",
         "tied − untied: holds if its interval leaves out 0; does not hold if it lies within ±5% of untied's norm; else "
         "depends",
@@ -166,7 +166,7 @@ CLAIMS = (
     Claim(
         "rare_loss",
         "Tied models lose less on rare tokens",
-        "design notes; Press & Wolf 2017",
+        "often said; on tied rows Press & Wolf 2017",
         f"{_RUNS}; held-out targets of the rarer half of the vocabulary",
         "tied − untied, nats a token: holds if its interval is below 0, does not hold if above, else depends",
         "trained.rare_loss",
