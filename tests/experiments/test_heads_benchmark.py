@@ -94,14 +94,12 @@ def test_automatic_cutoffs_are_recorded_as_numbers_and_asked_for_again_are_the_s
 def test_an_option_that_the_head_refuses_is_named_before_the_corpus_is_read(
     head, option, message, tmp_path, capsys
 ):
-    arguments = [f"--config.{key}={value}" for key, value in SMALL.items()]
-    missing = "--config.data.corpus=text:there-is-no-such-file.txt"
+    values = SMALL | {"data.corpus": "text:there-is-no-such-file.txt"}
     code = cli.main(
         [
             "train",
             f"--config={CONFIGS / 'micro.py'}",
-            *arguments,
-            missing,
+            *(f"--config.{key}={value}" for key, value in values.items()),
             f"--config.head.name={head}",
             f"--config.head.{option}",
             f"--workdir={tmp_path / 'run'}",

@@ -139,7 +139,7 @@ def test_the_command_names_what_failed_and_a_dry_run_lists_it(sweep_file, small_
         (["--partition=gpu"], "--partition is asked of Slurm: add --launcher=slurm"),
         (["--jobs=0"], "not an integer of at least 1"),
         (["--config.sed=1"], "did you mean seed"),
-        (["--launcher=slurms"], "invalid choice"),
+        (["--launcher=slurms"], "did you mean slurm?"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_is_written(
