@@ -135,6 +135,12 @@ def path(text: str) -> str:
     return text
 
 
+def add_run(parser: argparse.ArgumentParser, *, folders: bool = False) -> None:
+    """Adds --workdir RUN; with `folders` one in the Hugging Face layout may stand for a run."""
+    what = "the run directory, or a Hugging Face folder" if folders else "the run directory"
+    parser.add_argument("--workdir", type=path, required=True, metavar="RUN", help=what)
+
+
 def count(text: str) -> int:
     """An integer of at least 1, as the type of an argparse argument."""
     if not text.isdecimal() or int(text) < 1:

@@ -3,14 +3,12 @@
 import argparse
 import json
 
-from headlab.cli.arguments import Command, Overrides, count, one_of, path
+from headlab.cli.arguments import Command, Overrides, add_run, count, one_of
 from headlab.cli.tables import leaves, number, print_table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
-    )
+    add_run(parser)
     parser.add_argument(
         "--split",
         **one_of("validation", "test"),

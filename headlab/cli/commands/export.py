@@ -2,15 +2,13 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides, checkpoint, one_of, path
+from headlab.cli.arguments import Command, Overrides, add_run, checkpoint, one_of, path
 
 LAYOUTS = ("llama", "qwen2", "gpt2")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir", type=path, required=True, metavar="RUN", help="the run directory"
-    )
+    add_run(parser)
     parser.add_argument("folder", type=path, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
         "--layout",

@@ -2,18 +2,12 @@
 
 import argparse
 
-from headlab.cli.arguments import Command, Overrides, count, path
+from headlab.cli.arguments import Command, Overrides, add_run, count
 from headlab.errors import UsageError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir",
-        type=path,
-        required=True,
-        metavar="RUN",
-        help="the run directory, or a Hugging Face folder",
-    )
+    add_run(parser, folders=True)
     parser.add_argument(
         "prompt", metavar="PROMPT", help="the beginning of a document; may be empty"
     )

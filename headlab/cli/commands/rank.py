@@ -3,18 +3,12 @@
 import argparse
 import json
 
-from headlab.cli.arguments import Command, Overrides, checkpoint, count, one_of, path
+from headlab.cli.arguments import Command, Overrides, add_run, checkpoint, count, one_of, path
 from headlab.cli.tables import print_table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir",
-        type=path,
-        required=True,
-        metavar="RUN",
-        help="the run directory, or a Hugging Face folder",
-    )
+    add_run(parser, folders=True)
     parser.add_argument(
         "--contexts",
         type=count,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headlab import files
-from headlab.cli.arguments import Command, Overrides, count, path
+from headlab.cli.arguments import Command, Overrides, add_run, count
 from headlab.cli.tables import number, print_table
 from headlab.errors import UsageError
 
@@ -16,13 +16,7 @@ _LONGEST_TABLE = 200  # tokens of which each gets a line
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir",
-        type=path,
-        required=True,
-        metavar="RUN",
-        help="the run directory, or a Hugging Face folder",
-    )
+    add_run(parser, folders=True)
     parser.add_argument(
         "file", metavar="FILE", help="a UTF-8 text, one document; - is standard input"
     )
