@@ -3,10 +3,12 @@
 import contextlib
 import difflib
 import fcntl
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from headlab.errors import HeadlabError
 
@@ -47,6 +49,16 @@ def replace(path: Path, content: bytes) -> None:
             f"{path} could not be written ({problem.strerror}); what was there is intact. Free "
             "some space or correct the permissions, and run the same command again to resume."
         ) from problem
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON with `replace`, and the directory where it is missing.
+
+    Raises ValueError for a number that is not finite, which JSON has no word for, and what `replace` raises.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    replace(path, text.encode())
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """The claims: what is said, by whom, how it is tested here, and the rule of its verdict, fixed before it was run."""
 
-import difflib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headlab.errors import UsageError
+from headlab.errors import UsageError, nearest
 
 OFTEN = "often said, of no one source"
 
@@ -216,8 +215,7 @@ def chosen(names: Sequence[str]) -> list[Claim]:
     known = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in known:
-            near = max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
             raise UsageError(
-                f"no claim {name!r}; did you mean {near}? (--list shows all {len(known)})"
+                f"no claim {name!r}; did you mean {nearest(name, known)}? (--list shows all {len(known)})"
             )
     return [claim for claim in CLAIMS if not names or claim.name in names]

@@ -21,7 +21,7 @@ from typing import Any
 from experiments.claims import table
 from experiments.claims.register import CLAIMS, Claim, chosen
 from experiments.claims.runs import COMMAND, OPTIONS, Context, trained_runs
-from headlab import cli
+from headlab import cli, files
 from headlab.data.progress import duration
 from headlab.errors import UsageError
 
@@ -65,7 +65,7 @@ def _run(arguments: list[str]) -> int:
     }
     _write(workdir / "claims.json", content, workdir / "claims.md", table.markdown(whole))
     if options.record:
-        table.write_json(FOLDER / "recorded" / "claims.json", content)
+        files.write_json(FOLDER / "recorded" / "claims.json", content)
         table.put_into(FOLDER / "README.md", table.markdown(whole))
     _print(found)
     print(f"written to {workdir / 'claims.md'} and {workdir / 'claims.json'}")
@@ -96,7 +96,7 @@ def measure(
         }
         # by way of JSON, so that what is kept and what is new are alike
         kept[claim.name] = json.loads(json.dumps(one))
-        table.write_json(_path(context.workdir, claim.name), one)
+        files.write_json(_path(context.workdir, claim.name), one)
         done += _weights(left)[claim]
         say(f"{claim.name}: {finding.verdict}")
     return {name: one for name, one in kept.items() if one is not None}
@@ -149,7 +149,7 @@ def _path(workdir: Path, name: str) -> Path:
 
 
 def _write(path: Path, content: Any, table_path: Path, text: str) -> None:
-    table.write_json(path, content)
+    files.write_json(path, content)
     table_path.write_text(text, encoding="utf-8")
 
 

@@ -1,6 +1,5 @@
-"""The table of claims in Markdown, and the files that hold what was found."""
+"""The table of claims in Markdown, and its place in a README."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,6 @@ def _row(claim: Claim, one: Mapping[str, Any]) -> Sequence[str]:
     command = f"`python -m experiments.claims.run {claim.name}`"
     verdict = f"**{one['verdict']}**"
     return claim.says, claim.source, command, claim.size, claim.rule, one["found"], verdict
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    files.replace(path, text.encode())
 
 
 def put_into(readme: Path, table: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.softmax_bottleneck.trained import write_results
 from headlab import files
 
 #: options of the heads that need some at these sizes; low_rank is half as wide as its model, as by default
@@ -76,7 +75,7 @@ def measure(
         for head in heads
     }
     draw_excess(points, truth.rank).savefig(workdir / "known_truth.png", dpi=150)
-    write_results(workdir / "known_truth.json", found)
+    files.write_json(workdir / "known_truth.json", found)
     return found
 
 

@@ -15,8 +15,8 @@ from experiments.softmax_bottleneck.trained import (
     rank_text,
     train,
     with_ranks,
-    write_results,
 )
+from headlab import files
 
 SWEEP = ROOT / "configs" / "sweeps" / "text_ranks.py"
 
@@ -53,7 +53,7 @@ def measure(found: Trained, workdir: Path, how: How) -> dict[str, Any]:
         "command": list(how.command),
         "environment": environment(),
     }
-    write_results(workdir / "text_ranks.json", results)
+    files.write_json(workdir / "text_ranks.json", results)
     if runs:
         _figure(runs).savefig(workdir / "text_ranks.png", dpi=150)
     return results

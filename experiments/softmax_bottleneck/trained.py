@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headlab import files
 from headlab.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -136,13 +135,6 @@ def as_recorded(run: Mapping[str, Any]) -> dict[str, Any]:
         if key not in ("singular_values", "environment")
     }
     return {**kept, **measured}
-
-
-def write_results(path: Path, found: Any) -> None:
-    """Writes JSON at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    files.replace(path, text.encode())
 
 
 def rank_text(rank: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ from experiments.softmax_bottleneck.trained import (
     rank_text,
     train,
     with_ranks,
-    write_results,
 )
+from headlab import files
 from headlab.sweeps.comparison import mean_and_error, paired_difference
 
 SWEEP = ROOT / "configs" / "sweeps" / "head_width.py"
@@ -40,7 +40,7 @@ def trained(workdir: Path, how: How) -> Found:
     rates = best_rates(search)
     if not rates:
         return Found(search, [], Trained([], []))
-    write_results(folder / "rates.json", rates)
+    files.write_json(folder / "rates.json", rates)
     words = ",".join([*([word] if word else []), f"rates={folder / 'rates.json'}"])
     return Found(search, rates, train(f"{SWEEP}:{words}", folder / "seeds", how))
 
@@ -104,7 +104,7 @@ def measure(found: Found, workdir: Path, how: How) -> dict[str, Any]:
         "command": list(how.command),
         "environment": environment(),
     }
-    write_results(workdir / "width.json", results)
+    files.write_json(workdir / "width.json", results)
     if runs:
         _figure(summary).savefig(workdir / "width.png", dpi=150)
     return results

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from headlab.errors import UsageError
+from headlab.errors import UsageError, nearest
 
 Overrides = Sequence[tuple[str, str]]
 
@@ -108,11 +108,6 @@ def _meant(name: str, flags: Sequence[str], command: Command | None) -> str:
 
         return f"an option is set by --config.KEY=VALUE: did you mean --config.{nearest_option(name[2:], OPTIONS)}?"
     return f"it has {', '.join(sorted({*flags} - {'--help', '--debug'}))}"
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The known name most like this one."""
-    return max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
 
 
 def one_of(*names: str) -> dict[str, Any]:

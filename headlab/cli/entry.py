@@ -8,13 +8,12 @@ from headlab.cli.arguments import (
     Parser,
     add_overrides,
     described,
-    nearest,
     refuse_wrong_flags,
     split_overrides,
 )
 from headlab.cli.commands import COMMANDS
 from headlab.cli.failures import guarded
-from headlab.errors import UsageError
+from headlab.errors import UsageError, nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,9 +1,8 @@
 """What accelerators can do at most, from their vendors' data sheets: dense bfloat16, without sparsity."""
 
-import difflib
 from typing import NamedTuple
 
-from headlab.errors import UsageError
+from headlab.errors import UsageError, nearest
 
 
 class Chip(NamedTuple):
@@ -37,8 +36,9 @@ def chip(name: str) -> Chip:
     295.2238805970149
     """
     if name not in CHIPS:
-        near = max(CHIPS, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
-        raise UsageError(f"no chip {name!r}; did you mean {near}? (there are {', '.join(CHIPS)})")
+        raise UsageError(
+            f"no chip {name!r}; did you mean {nearest(name, CHIPS)}? (there are {', '.join(CHIPS)})"
+        )
     return CHIPS[name]
 
 

@@ -1,9 +1,7 @@
 """Published models in numbers, each with its source."""
 
-import difflib
-
 from headlab.costs.architecture import Architecture
-from headlab.errors import UsageError
+from headlab.errors import UsageError, nearest
 
 PRESETS = {
     # Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical Size", tables 1 and 2
@@ -53,8 +51,7 @@ def preset(name: str) -> Architecture:
     128256
     """
     if name not in PRESETS:
-        near = max(PRESETS, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
         raise UsageError(
-            f"no model {name!r}; did you mean {near}? (there are {', '.join(PRESETS)})"
+            f"no model {name!r}; did you mean {nearest(name, PRESETS)}? (there are {', '.join(PRESETS)})"
         )
     return PRESETS[name]

@@ -98,13 +98,15 @@ def pair_ids(
     `start_id` stands in its place; with `add_start`, before every prompt.
     """
     prompts = [prompt.rstrip() for prompt, _ in pairs]
-    alone = tokenizer.encode_batch(prompts)
+    different = list(dict.fromkeys(prompts))  # the candidates of one question share theirs
+    alone = dict(zip(different, tokenizer.encode_batch(different), strict=True))
     together = tokenizer.encode_batch([prompt + candidate for prompt, candidate in pairs])
-    start = [tokenizer.start_id]
-    return [
-        (start + before if add_start or not before else before, ids[len(before) :])
-        for before, ids in zip(alone, together, strict=True)
-    ]
+    start = [tokenizer.start_id] if add_start else []
+    found = []
+    for prompt, ids in zip(prompts, together, strict=True):
+        before = alone[prompt]
+        found.append((start + before or [tokenizer.start_id], ids[len(before) :]))
+    return found
 
 
 def choose_pairs(

@@ -1,7 +1,6 @@
 """A sweep as its file defines it, and the plan that it comes to: a name and a resolved config for every point."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from headlab import config as configs
-from headlab.errors import UsageError
+from headlab.errors import UsageError, nearest
 from headlab.sweeps.names import names
 from headlab.sweeps.points import Points
 
@@ -109,9 +108,9 @@ def words(text: str, *known: str) -> set[str]:
     """
     given = {word.strip() for word in text.split(",") if word.strip()}
     for word in sorted(given - set(known)):
-        near = max(known, key=lambda other: difflib.SequenceMatcher(None, word, other).ratio())
         raise UsageError(
-            f"the sweep has no variant {word!r}; did you mean {near!r}? After FILE.py: it takes {', '.join(known)}"
+            f"the sweep has no variant {word!r}; did you mean {nearest(word, known)!r}? After FILE.py: it takes "
+            f"{', '.join(known)}"
         )
     return given
 

@@ -18,6 +18,7 @@ from experiments.claims import (
     trained,
 )
 from experiments.claims.findings import HOLDS, Finding
+from headlab import files
 from headlab.errors import HeadlabError
 
 
@@ -66,7 +67,7 @@ def test_what_was_tested_is_kept_and_the_same_command_goes_on(fakes, tmp_path, c
 
 
 def test_what_was_found_at_another_commit_is_not_kept(tmp_path):
-    table.write_json(run._path(tmp_path, "rank"), {"commit": "a", "verdict": HOLDS})
+    files.write_json(run._path(tmp_path, "rank"), {"commit": "a", "verdict": HOLDS})
     assert run._kept(tmp_path, "rank", "a")["verdict"] == HOLDS
     assert run._kept(tmp_path, "rank", "b") is None
     run._path(tmp_path, "rank").write_text('{"commit":')
