@@ -72,7 +72,7 @@ def make_phase(
         models.count_parameters(model),
         model.head.cost("training", token_counts),
     )
-    metrics = jax.eval_shape(lambda: _loss(model, config, _empty_batch(config), None).metrics)
+    metrics = jax.eval_shape(lambda: _head_loss(model, config, *_empty_batch(config)).metrics)
     # A buffer each: a donated one must not be shared.
     interval = {key: jnp.zeros((), jnp.float32) for key in ("nats", "weight", *metrics)}
     return phase, TrainState(
@@ -86,13 +86,17 @@ def make_phase(
 
 
 def _empty_batch(config: Any):
+    """(states, targets, where) of one sequence."""
     ids = jnp.zeros((1, config.data.seq_len), jnp.int32)
-    return ids, ids, jnp.zeros(ids.shape, bool)
+    return jnp.zeros((*ids.shape, config.model.d_model)), ids, jnp.zeros(ids.shape, bool)
 
 
 def _loss(model: models.Decoder, config: Any, batch: Any, dropout_key: jax.Array | None):
     inputs, targets, where = batch
-    h = model(inputs, dropout_key=dropout_key)
+    return _head_loss(model, config, model(inputs, dropout_key=dropout_key), targets, where)
+
+
+def _head_loss(model: models.Decoder, config: Any, h: jax.Array, targets: Any, where: Any):
     return model.head.loss(
         h,
         targets,
@@ -257,9 +261,7 @@ def _accumulate(
         return jax.tree.map(jnp.add, total, (sums, gradients)), None
 
     micro_batches = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-    first = jax.tree.map(lambda x: x[0], micro_batches)
-    shapes = jax.eval_shape(lambda: objective(params, first, key_of(0)))
-    sums = jax.tree.map(lambda s: vary_like(jnp.zeros(s.shape, s.dtype), batch[0]), shapes[0][1])
+    sums = {key: vary_like(jnp.zeros(()), batch[0]) for key in ("objective", *state.interval)}
     zeros = (sums, jax.tree.map(lambda p: vary_like(jnp.zeros_like(p), p), params))
     total, _ = jax.lax.scan(one, zeros, (jnp.arange(count), micro_batches))
     return total
