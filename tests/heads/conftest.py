@@ -1,17 +1,8 @@
-"""The contract suite's cases and tools; the dense formula of each head stands in tests/reference_heads.py.
-
-Cases: factors are the dtype of the states, the padding, the blocks, and each option. `make test` runs for the tied head
-a covering array, in which every pair of values of any two factors occurs in some case, and for each other head two
-cases that differ in every factor, which the tests of no particular case share; `make test-full` runs the rest of the
-whole product (the mark `full`).
-"""
+"""The tools of the contract suite; its cases: contract_cases.py; the dense formula of each head: reference_heads.py."""
 
 import functools
-import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from _pytest.mark.expression import Expression  # the meaning of -m
+from contract_cases import (
+    Case,
+    case_of,
+    cases_of_all_heads,
+    default_case,
+    loaded_case,
+    one_by_one,
+)
 from flax import nnx
 from jax.scipy.special import logsumexp
 from reference_heads import REFERENCES, VOCAB, WIDTH
@@ -31,90 +30,6 @@ EPS = float(np.finfo(np.float32).eps)
 BF16 = 2.0**-8  # unit round-off
 
 
-class Case(NamedTuple):
-    """One head, built one way."""
-
-    name: str
-    dtype: str = "float32"
-    vocab_multiple: int = 8  # 1: no padding; 8: eleven tokens in sixteen rows
-    row_block: int | None = (
-        4  # None: all rows at once, where the loss makes its gradients in the forward pass
-    )
-    options: tuple = ()  # pairs
-
-    def __str__(self):
-        chosen = "-".join(f"{key}={value}" for key, value in self.options)
-        blocks = f"multiple={self.vocab_multiple}-block={self.row_block}"
-        return f"{self.name}-{self.dtype}-{blocks}-{chosen}"
-
-
-def covering(factors: Mapping[str, tuple]) -> list[dict]:
-    """Rows of the product of `factors` in which every pair of values of two factors occurs; found greedily."""
-    rows = [
-        dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
-    ]
-
-    def pairs(row):
-        return set(itertools.combinations(row.items(), 2))
-
-    missing, chosen = set().union(*map(pairs, rows)), []
-    while missing:
-        best = max(rows, key=lambda row: len(pairs(row) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
-    return chosen
-
-
-def _default(name, dtype="float32", *, multiple=8, row_block=4, **changed) -> Case:
-    """Every option at its default, but for those `changed`."""
-    options = {key: values[0] for key, values in REFERENCES[name].options.items()}
-    return Case(name, dtype, multiple, row_block, tuple({**options, **changed}.items()))
-
-
-def _loaded(name, dtype="float32") -> Case:
-    """Every option away from its default at once: what a device or a compiler must cope with."""
-    options = tuple((key, values[-1]) for key, values in REFERENCES[name].options.items())
-    return Case(name, dtype, 8, 4, options)
-
-
-def _of_dtype(name, dtype) -> Case:
-    """One of the two cases of every head."""
-    if dtype == "float32":
-        return _loaded(name)
-    return _default(name, "bfloat16", multiple=1, row_block=None)
-
-
-def _one_by_one(name) -> list[dict]:
-    """Options: the defaults, each option's last value alone, and all of these together."""
-    options = REFERENCES[name].options
-    first, last = ({key: values[i] for key, values in options.items()} for i in (0, -1))
-    alone = [{**first, key: last[key]} for key in options if last[key] != first[key]]
-    return [first, *alone, last]
-
-
-@functools.cache
-def _cases(full: bool) -> list:
-    """All cases of all heads, those that no covering array needs with the mark `full`; or only the others."""
-    cases = []
-    for name in heads.names():
-        options = REFERENCES[name].options if name in REFERENCES else {}
-        sizes = {"multiple": (1, 8), "row_block": (4, None)}
-        factors = {"dtype": ("float32", "bfloat16"), **sizes, **options}
-        product = [dict(zip(factors, v, strict=True)) for v in itertools.product(*factors.values())]
-        follows = name in REFERENCES and REFERENCES[name].follows_linear
-        shared = [_loaded(name), _default(name, "bfloat16", multiple=1, row_block=None)]
-        chosen = [] if follows else covering(factors)
-        for row in product:
-            dtype, multiple, row_block, *_ = row.values()
-            chosen_options = tuple((key, row[key]) for key in options)
-            case = Case(name, dtype, multiple, row_block, chosen_options)
-            covers = row in chosen or case in shared
-            if covers or full:
-                marks = () if covers else pytest.mark.full
-                cases.append(pytest.param(case, marks=marks, id=str(case)))
-    return cases
-
-
 def pytest_generate_tests(metafunc):
     """Gives `case` to tests of every case, and `name` to tests of every registered head.
 
@@ -124,7 +39,7 @@ def pytest_generate_tests(metafunc):
     selected = Expression.compile(metafunc.config.option.markexpr or "full")
     full = selected.evaluate(lambda name, **_: name == "full")
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", _cases(full))
+        metafunc.parametrize("case", cases_of_all_heads(full))
     elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
         arguments, values = in_turn.args
         metafunc.parametrize(
@@ -449,9 +364,9 @@ def contract():
         token_rows=_token_rows,
         split=_split,
         initial=_initial,
-        default_case=_default,
-        loaded_case=_loaded,
-        case_of=_of_dtype,
-        one_by_one=_one_by_one,
+        default_case=default_case,
+        loaded_case=loaded_case,
+        case_of=case_of,
+        one_by_one=one_by_one,
         error=gradient_error,
     )

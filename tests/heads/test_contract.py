@@ -11,7 +11,7 @@ from headlab import heads
 
 def test_every_head_has_a_dense_reference(name, contract):
     assert name in contract.references, (
-        f"The head {name!r} has no dense float64 formula: add one line to REFERENCES in tests/heads/conftest.py "
+        f"The head {name!r} has no dense float64 formula: add one line to REFERENCES in tests/reference_heads.py "
         "(its logits on whole matrices, and the values of its options that the cases should combine)."
     )
     unknown = set(contract.references[name].options) - set(heads.options(name))
