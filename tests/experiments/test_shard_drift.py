@@ -6,8 +6,11 @@ import pytest
 
 from experiments.shard_drift import run as drift
 
+# What is trained and what is timed as a whole are then one model, whose steps are compiled once.
 SMALL = [
+    "--config.train.batch_size=4",
     "--config.data.vocab_size=300",
+    "--config.model.n_layers=1",
     "--config.model.d_model=16",
     "--config.model.n_heads=2",
     "--config.data.seq_len=16",
