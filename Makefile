@@ -10,11 +10,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 DEPENDENCIES := pyproject.toml constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-full test-peers coverage docs lint format clean
+.PHONY: help demo test test-slow test-full test-peers coverage docs lint format clean
 
 help:
 	@echo "make demo        train a tied and an untied head on the embedded corpus and compare them"
 	@echo "make test        lint, format, types, imports and tests"
+	@echo "make test-slow   long tests: notebooks, runs killed again and again, bits on many shards"
 	@echo "make test-full   all tests, with the whole product of cases (installs PyTorch)"
 	@echo "make test-peers  comparisons with other libraries (installs PyTorch)"
 	@echo "make coverage    tests, and the share of headlab's lines that they run"
@@ -28,6 +29,9 @@ demo: $(VENV)/.installed
 test: lint
 	$(PYTEST)
 
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m "slow and not full and not peers"
+
 test-full: lint $(VENV)/.installed-peers
 	$(PYTEST) -m ""
 
@@ -35,7 +39,7 @@ test-peers: $(VENV)/.installed-peers
 	$(PYTEST) -m peers
 
 coverage: $(VENV)/.installed
-	$(PYTEST) --cov
+	$(PYTEST) -m "not full and not peers" --cov
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m docs.api build/api

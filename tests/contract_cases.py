@@ -16,6 +16,9 @@ from reference_heads import REFERENCES
 
 from headlab import heads
 
+#: heads whose tests of bits on shards are in `make test`: one softmax, clusters, and experts
+QUICK = ("tied", "adaptive", "mixture_of_softmaxes")
+
 
 class Case(NamedTuple):
     """One head, built one way."""

@@ -221,3 +221,6 @@ REFERENCES = {
         roundings=3,
     ),
 }
+
+#: those above; a head that is being written brings its own
+OURS = tuple(REFERENCES)

@@ -39,6 +39,7 @@ def test_every_notebook_is_listed_here():
     assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(FIGURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_notebook_runs_and_shows_the_figures_that_are_committed(name, cache, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -20,6 +20,7 @@ SMALL = [
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_the_invariant_order_keeps_every_bit_and_what_was_trained_is_kept(tmp_path, capsys):
     command = [
         "--steps=3",

@@ -20,7 +20,7 @@ from contract_cases import (
 )
 from flax import nnx
 from jax.scipy.special import logsumexp
-from reference_heads import REFERENCES, VOCAB, WIDTH
+from reference_heads import OURS, REFERENCES, VOCAB, WIDTH
 
 from headlab import heads, sharding
 from headlab.embeddings import Constant, padded_size
@@ -34,7 +34,8 @@ def pytest_generate_tests(metafunc):
     """Gives `case` to tests of every case, and `name` to tests of every registered head.
 
     With the mark `in_turn(arguments, values)` each head gets one of the values, heads taking turns, and the rest of the
-    product has the mark `full`. Tests with that mark, more than all others, are made only where `-m` selects them.
+    product has the mark `full`. Tests with that mark, more than all others, are made only where `-m` selects them. With
+    `quick` those of headlab's own heads that it does not name have the mark `slow`.
     """
     selected = Expression.compile(metafunc.config.option.markexpr or "full")
     full = selected.evaluate(lambda name, **_: name == "full")
@@ -42,13 +43,17 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case", cases_of_all_heads(full))
     elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
         arguments, values = in_turn.args
+        slow = set(OURS) - set(in_turn.kwargs.get("quick", OURS))
         metafunc.parametrize(
             ("name", *arguments),
             [
                 pytest.param(
                     name,
                     *value,
-                    marks=pytest.mark.full if (i - j) % len(values) else (),
+                    marks=[
+                        *[pytest.mark.full] * ((i - j) % len(values) > 0),
+                        *[pytest.mark.slow] * (name in slow),
+                    ],
                     id="-".join(map(str, (name, *value))),
                 )
                 for i, name in enumerate(heads.names())

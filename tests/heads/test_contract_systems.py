@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract_cases import QUICK
 from flax import nnx
 from traced import largest_array
 
@@ -78,7 +79,7 @@ def test_any_mesh_equals_one_device(name, data, vocab, make, contract):
 
 
 @pytest.mark.optimised
-@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=QUICK)
 def test_the_invariant_order_gives_the_same_bits_on_any_number_of_shards(
     name, vocab, make, contract
 ):

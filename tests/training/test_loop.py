@@ -97,18 +97,21 @@ def wait_for_step(process, run, step):
     return False
 
 
-def test_kill_9_at_ten_random_moments_ends_in_the_same_bits(undisturbed, small_corpus, tmp_path):
+@pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments_ends_in_the_same_bits(
+    moments, undisturbed, small_corpus, tmp_path
+):
     run = RunDirectory(tmp_path / "run")
     rng = random.Random(1)
     kills = 0
-    for step in sorted(rng.sample(range(1, 59), 10)):
+    for step in sorted(rng.sample(range(1, 59), moments)):
         process = subprocess.Popen(command(run.path, small_corpus, **UNTIED_LATE))
         if wait_for_step(process, run, step):
             time.sleep(rng.uniform(0, 0.02))
             kills += process.poll() is None
             process.send_signal(signal.SIGKILL)
         process.wait()
-    assert kills >= 8  # a kill may come just after the end
+    assert kills >= 0.8 * moments  # a kill may come just after the end
     subprocess.run(command(run.path, small_corpus, **UNTIED_LATE), check=True)
     assert without_timing(run) == without_timing(undisturbed)
     assert leaves(run, 60) == leaves(undisturbed, 60)

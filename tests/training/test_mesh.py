@@ -135,6 +135,7 @@ on_one_shard = functools.cache(functools.partial(trained_200_steps, 1))
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "vocab", [8, *(pytest.param(vocab, marks=pytest.mark.full) for vocab in (2, 4))]
 )

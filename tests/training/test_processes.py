@@ -101,6 +101,7 @@ def test_two_processes_train_to_the_loss_of_one(alone, small_corpus, tmp_path):
     assert steps == [r["step"] for r in alone.metrics()]  # each record once
 
 
+@pytest.mark.slow
 def test_the_death_of_one_stops_the_other_and_the_run_resumes(alone, small_corpus, tmp_path):
     run = RunDirectory(tmp_path / "run")
     both = start(run.path, small_corpus, train__steps="100000", optimizer__warmup_steps="1")

@@ -46,7 +46,14 @@ def of_all(records):
     return [{k: v for k, v in r.items() if not k.startswith("timing/")} for r in records]
 
 
-@pytest.mark.parametrize("head", ["tied", "untied", "low_rank", "mixture_of_softmaxes"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "tied",
+        "mixture_of_softmaxes",
+        *(pytest.param(head, marks=pytest.mark.slow) for head in ("untied", "low_rank")),
+    ],
+)
 def test_stacked_runs_agree_with_separate_ones(config, tmp_path, head):
     kinds = [{"seed": 0}, {"seed": 1, "optimizer__peak_rate": 0.004}]
     asked = [config(head__name=head, model__dropout=0.1, **kind) for kind in kinds]
@@ -66,6 +73,7 @@ def test_stacked_runs_agree_with_separate_ones(config, tmp_path, head):
     assert not np.allclose(losses(tmp_path / "stacked0"), stacked)
 
 
+@pytest.mark.slow
 def test_a_stack_that_was_stopped_goes_on_to_the_same_metrics(config, tmp_path, monkeypatch):
     asked = [config(seed=seed, head__untie_at=0.6, train__steps=60) for seed in range(3)]
     whole = [(c, str(tmp_path / f"whole{i}")) for i, c in enumerate(asked)]
