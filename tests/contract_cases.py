@@ -1,9 +1,9 @@
 """The contract suite's cases: of each head, the ways to build it that its tests take.
 
 Factors are the dtype of the states, the padding, the blocks, and each option. `make test` runs for the tied head
-a covering array, in which every pair of values of any two factors occurs in some case, and for each other head two
-cases that differ in every factor, which the tests of no particular case share; `make test-full` runs the rest of the
-whole product (the mark `full`).
+a covering array, in which every pair of values of any two factors occurs in some case, and for each other head one or
+two cases that differ in every factor, which the tests of no particular case share; `make test-full` runs the rest of
+the whole product (the mark `full`).
 """
 
 import functools
@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
-from reference_heads import REFERENCES
+from reference_heads import OURS, REFERENCES
 
 from headlab import heads
 
-#: heads whose tests of bits on shards are in `make test`: one softmax, clusters, and experts
+#: heads all of whose tests are in `make test`: one softmax, clusters, and experts; of the others, those of bits on
+#: shards and the second case are in `make test-slow`
 QUICK = ("tied", "adaptive", "mixture_of_softmaxes")
 
 
@@ -100,5 +101,7 @@ def cases_of_all_heads(full: bool) -> list:
             covers = row in chosen or case in shared
             if covers or full:
                 marks = () if covers else pytest.mark.full
+                if covers and dtype == "bfloat16" and name in OURS and name not in QUICK:
+                    marks = pytest.mark.slow
                 cases.append(pytest.param(case, marks=marks, id=str(case)))
     return cases

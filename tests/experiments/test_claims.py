@@ -339,6 +339,7 @@ def one_run(small_corpus, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_the_worker_gives_the_heads_own_log_probabilities_on_every_mesh(
     one_run, tmp_path, monkeypatch

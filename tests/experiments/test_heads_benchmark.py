@@ -61,6 +61,7 @@ def test_a_row_has_what_the_finished_run_recorded(trained, capsys):
     assert trained("mixture_of_softmaxes", n_experts=2) == (0, found)  # not trained again
 
 
+@pytest.mark.slow
 def test_an_adaptive_run_is_opened_with_its_own_order_of_tokens(trained):
     """The held-out loss of the restored model is the one that was recorded, and its order is not that of ids."""
     code, found = trained("adaptive", cutoffs="(50,100)", div_value="2.0", tied="true")

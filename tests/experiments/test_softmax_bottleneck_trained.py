@@ -143,6 +143,7 @@ def test_more_contexts_than_the_split_has_are_refused_before_training(experiment
     assert "--contexts is 99999999; the validation split" in said
 
 
+@pytest.mark.slow
 def test_width_searches_rates_on_validation_and_gives_other_seeds_the_best(experiment):
     code, found = experiment("width", "--contexts=300")
     assert code == 0

@@ -17,7 +17,7 @@ EVERYWHERE = sharding.REPLICATED
 MESHES = [(2, 4), (1, 8), (4, 2), (1, 2), (8, 1), (1, 4), (1, 1)]
 
 
-@pytest.mark.in_turn(("data", "vocab"), MESHES)
+@pytest.mark.in_turn(("data", "vocab"), MESHES, quick=QUICK)
 def test_any_mesh_equals_one_device(name, data, vocab, make, contract):
     """Sixteen sequences; some count nothing; every id is a target and looked up. Gradients are taken inside.
 

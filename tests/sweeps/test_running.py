@@ -246,6 +246,7 @@ def test_the_data_is_prepared_once_before_the_points(here, plan, tmp_path, monke
     assert opened == [(290, 0), (300, 0)]
 
 
+@pytest.mark.slow
 def test_stacked_points_leave_the_runs_that_separate_ones_do(here, plan, tmp_path, capsys):
     grid = 'product(values("head.name", ["tied", "adaptive"]), values("seed", range(2)))'
     given = plan(grid)

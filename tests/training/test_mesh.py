@@ -234,6 +234,7 @@ def crossing(vocab_size):
     return found, local
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_what_crosses_vocab_does_not_grow_with_the_vocabulary_and_data_is_reduced_once():
     (small, small_local), (large, large_local) = crossing(8192), crossing(65536)

@@ -50,8 +50,10 @@ def of_all(records):
     "head",
     [
         "tied",
-        "mixture_of_softmaxes",
-        *(pytest.param(head, marks=pytest.mark.slow) for head in ("untied", "low_rank")),
+        *(
+            pytest.param(head, marks=pytest.mark.slow)
+            for head in ("untied", "low_rank", "mixture_of_softmaxes")
+        ),
     ],
 )
 def test_stacked_runs_agree_with_separate_ones(config, tmp_path, head):
