@@ -4,6 +4,7 @@ It knows no training loop: `headlab.training` writes what is read here.
 """
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "phase_at",
     "phases_of",
     "restore_model",
+    "rounding",
 ]
 
 _PACKAGES = (
@@ -104,6 +106,9 @@ def dataset_of(run: RunDirectory, restored: Restored) -> Dataset:
 def environment() -> dict[str, Any]:
     """Versions, devices and the git commit of the source, for result.json.
 
+    `cores` are the processor cores that this process may use: XLA shares sums on a CPU out among them, so that float32
+    rounds otherwise on another number.
+
     `git` is None when the source is not in a git repository; `dirty` says whether files there
     differ from the commit.
     """
@@ -115,8 +120,25 @@ def environment() -> dict[str, Any]:
         "backend": device.platform,
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),
+        "cores": _cores(),
         "git": _git_state(Path(__file__)),
     }
+
+
+def rounding() -> dict[str, Any]:
+    """What the last bits of a run's numbers depend on, beside its config: versions, the device, on a CPU its cores."""
+    device = jax.devices()[0]
+    found: dict[str, Any] = {
+        package: _version(package) for package in ("headlab", "jax", "jaxlib", "flax", "optax")
+    }
+    found |= {"backend": device.platform, "device_kind": device.device_kind}
+    return found | ({"cores": _cores()} if device.platform == "cpu" else {})
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -220,6 +221,14 @@ def test_environment_is_complete_and_json():
         assert found["versions"][package]
     assert found["versions"]["numpy"] == np.__version__
     assert found["device_count"] >= 1 and found["device_kind"]
+    assert 1 <= found["cores"] <= os.cpu_count()
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 8}, raising=False)
+    assert runs.environment()["cores"] == runs.rounding()["cores"] == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert runs.rounding()["cores"] == os.cpu_count()
 
 
 def git(folder, *arguments):

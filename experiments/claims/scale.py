@@ -62,9 +62,9 @@ def memory_finding(needed: Mapping[str, int]) -> Finding:
 def adaptive_cost(
     context: Context,
     sizes: tuple[int, int] = (8192, 65_536),
-    tokens: int = 512,
+    tokens: int = 4096,
     d_model: int = 64,
-    repeats: int = 5,
+    repeats: int = 9,
 ) -> Finding:
     """How operations and CPU time of an adaptive head's nll grow from one vocabulary to a larger one."""
     operations, seconds = {}, {}
@@ -90,7 +90,7 @@ def cost(name: str, vocab: int, tokens: int, d_model: int, repeats: int) -> tupl
     """(operations a token, CPU seconds of one call) of a head's nll on targets drawn by Zipf's law.
 
     CPU seconds are those of this process, all threads together, so that a busy machine changes little; the least of
-    several calls.
+    several calls. With fewer than thousands of tokens, an adaptive head's are too few to be told from the threads' own.
     """
     import jax
     import jax.numpy as jnp

@@ -11,7 +11,7 @@ import jax
 from headlab import config as configs
 from headlab import data, processes
 from headlab.errors import HeadlabError
-from headlab.runs import RunDirectory, environment, phase_at
+from headlab.runs import RunDirectory, environment, phase_at, rounding
 from headlab.training.checkpoints import Checkpoints
 from headlab.training.evaluation import Evaluator
 from headlab.training.metrics import Writer, open_writers
@@ -38,6 +38,7 @@ class Recorder:
         self._stack = stack
         self._writers: list[Writer] = []
         self._spent_before = 0.0
+        self._rounding = rounding()
         self._evaluated: tuple[int, dict[str, Any]] | None = None  # the last evaluation, its step
         self._held_out: list[float] = []  # the losses of all evaluations so far
 
@@ -48,6 +49,14 @@ class Recorder:
             say(self.config, f"The checkpoint of step {bad} was damaged and moved aside: {reason}.")
         self._spent_before = metadata["wall_seconds"]
         say(self.config, f"Resuming {self.run.path} from step {step:,}.")
+        for key, old in metadata.get("rounding", {}).items():
+            new = self._rounding.get(key)
+            if new != old:
+                say(
+                    self.config,
+                    f"{key} is {new!r} from here on; the steps before were made with {old!r}, and float32 sums may "
+                    "round otherwise.",
+                )
         return state, step
 
     def begin(self, start: int) -> None:
@@ -105,6 +114,7 @@ class Recorder:
             "phase": phase_at(self.config, step),
             "vocab_size": self.vocab_size,
             "wall_seconds": self._spent_before + self.clock.total(),
+            "rounding": self._rounding,
         }
         for writer in self._writers:
             writer.flush()  # what the checkpoint makes final must not be lost

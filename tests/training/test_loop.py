@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headlab import config as configs
-from headlab import training
+from headlab import runs, training
 from headlab.checkpoint_files import read_record, saved_checkpoints
 from headlab.errors import HeadlabError, UsageError
 from headlab.runs import RunDirectory, restore_model
@@ -224,6 +224,24 @@ def test_resuming_on_another_mesh_logs_the_change_and_stays_close(
     # the run's own mesh is what it was made with: one device, another padding than that of its last checkpoint
     evaluated = training.evaluate_run(workdir)
     assert evaluated["loss"] == pytest.approx(result["validation"]["loss"], abs=1e-6)
+
+
+def test_resuming_on_other_cores_says_that_bits_may_differ(
+    small_corpus, tmp_path, monkeypatch, capsys
+):
+    workdir = str(tmp_path / "run")
+    config = load(small_corpus, log__progress="true", train__steps=10)
+    with monkeypatch.context() as patched:
+        patched.setattr("headlab.runs._cores", lambda: 99)
+        stop_after(patched, 5)
+        with pytest.raises(training.Interrupted, match="after step 5 of 10"):
+            training.train(config, workdir)
+    capsys.readouterr()
+    training.train(config, workdir)
+    shown = capsys.readouterr().err
+    cores = runs.environment()["cores"]
+    assert f"cores is {cores} from here on; the steps before were made with 99" in shown
+    assert shown.count("from here on") == 1
 
 
 def stop_after(monkeypatch, step):
