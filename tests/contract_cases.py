@@ -16,9 +16,17 @@ from reference_heads import OURS, REFERENCES
 
 from headlab import heads
 
-#: heads all of whose tests are in `make test`: one softmax, clusters, and experts; of the others, those of bits on
-#: shards and the second case are in `make test-slow`
+#: heads whose second cases, meshes and scores are in `make test`; those of the others are in `make test-slow`
 QUICK = ("tied", "adaptive", "mixture_of_softmaxes")
+
+
+def heads_by_time() -> list:
+    """The names of all heads as parameters; those of our own that are not `QUICK` have the mark `slow`."""
+    slow = set(OURS) - set(QUICK)
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in slow), id=name)
+        for name in heads.names()
+    ]
 
 
 class Case(NamedTuple):

@@ -37,6 +37,7 @@ RECORDED: dict[str, tuple[int, int, str]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_recorded_texts_split_by_content_and_built_offline(
     cache: Path, monkeypatch, capfd
 ):

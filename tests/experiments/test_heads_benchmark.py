@@ -73,6 +73,7 @@ def test_an_adaptive_run_is_opened_with_its_own_order_of_tokens(trained):
     assert evaluated["loss"] == pytest.approx(found["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_automatic_cutoffs_are_recorded_as_numbers_and_asked_for_again_are_the_same_run(trained):
     chosen = SMALL | {"head.name": "adaptive", "train.steps": "3", "log.progress": "false"}
     config = load(CONFIGS / "micro.py", [(key, str(value)) for key, value in chosen.items()])

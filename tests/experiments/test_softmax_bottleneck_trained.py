@@ -100,6 +100,7 @@ def test_ranks_are_those_of_each_head_beside_the_theorem_and_the_published(exper
     assert "9,981" in shown and f"{result['validation']['loss']:.4f}" in shown
 
 
+@pytest.mark.slow
 def test_runs_and_ranks_that_are_done_are_kept_and_others_measured(experiment, monkeypatch):
     _, before = experiment("text_ranks", "--contexts=300")
     rank_file = experiment.workdir / "text_ranks/head=untied/rank.json"
@@ -121,6 +122,7 @@ def test_runs_and_ranks_that_are_done_are_kept_and_others_measured(experiment, m
     assert len(measured) == 4 and experiment.calls == []
 
 
+@pytest.mark.slow
 def test_what_has_finished_is_measured_and_the_rest_named(experiment, capsys):
     experiment("text_ranks", "--contexts=300")
     result = experiment.workdir / "text_ranks/head=untied/result.json"

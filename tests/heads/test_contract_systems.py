@@ -79,7 +79,7 @@ def test_any_mesh_equals_one_device(name, data, vocab, make, contract):
 
 
 @pytest.mark.optimised
-@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=QUICK)
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=["tied"])
 def test_the_invariant_order_gives_the_same_bits_on_any_number_of_shards(
     name, vocab, make, contract
 ):

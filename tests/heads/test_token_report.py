@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_cases import QUICK
 from flax import nnx
 from traced import largest_array
 
@@ -157,7 +156,7 @@ def test_an_order_of_sums_reports_the_same(head, make, contract):
 
 
 @pytest.mark.optimised
-@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=QUICK)
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=["tied"])
 def test_an_order_of_sums_reports_the_same_bits_on_any_number_of_shards(
     name, vocab, make, contract
 ):

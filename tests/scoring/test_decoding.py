@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract_cases import heads_by_time
 from flax import nnx
 
-from headlab import heads, models
+from headlab import models
 from headlab.config import default_config, resolve
 from headlab.errors import HeadlabError, UsageError
 from headlab.scoring import (
@@ -29,13 +30,14 @@ def model(make_model):
     return make_model()[1]
 
 
-CASES = [(head, "learned", 2) for head in heads.names()] + [
-    ("untied", "rotary", 1),
-    ("mixture_of_softmaxes", "rotary", 4),
-]
-
-
-@pytest.mark.parametrize(("head", "position", "kv_heads"), CASES)
+@pytest.mark.parametrize(
+    ("head", "position", "kv_heads"),
+    [
+        *(pytest.param(*p.values, "learned", 2, marks=p.marks) for p in heads_by_time()),
+        ("untied", "rotary", 1),
+        ("mixture_of_softmaxes", "rotary", 4),
+    ],
+)
 def test_greedy_generation_is_a_plain_loop_over_the_unpadded_prompt(
     head, position, kv_heads, make_model
 ):

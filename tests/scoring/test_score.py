@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference_decoder
+from contract_cases import heads_by_time
 
-from headlab import heads, models
+from headlab import models
 from headlab.errors import HeadlabError, UsageError
 from headlab.scoring import score
 from headlab.scoring.windows import bucket, cut
@@ -40,7 +41,7 @@ def check(scores, expected, ids, top):
         np.testing.assert_allclose([p for _, p in token.top], log_probs[order[:top]], atol=CLOSE)
 
 
-@pytest.mark.parametrize("head", heads.names())
+@pytest.mark.parametrize("head", heads_by_time())
 def test_every_token_has_what_the_dense_distribution_says(head, make_model):
     _, model = make_model(head)
     found = score(model, TEXTS, top=3, prefix=PREFIX, batch_size=2)
