@@ -25,7 +25,7 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 # {flag: (here, where programs are optimised)}. A JAX that does not know a flag would refuse it.
 _FLAGS = {
     "xla_cpu_use_fusion_emitters": ("false", True),
-    "xla_cpu_parallel_codegen_split_count": ("1", 1),
+    "xla_cpu_parallel_codegen_split_count": ("1", 32),
 }
 _HAS_FLAGS = importlib.metadata.version("jaxlib").startswith("0.10.")
 for _flag, (_here, _) in _FLAGS.items() if _HAS_FLAGS else ():

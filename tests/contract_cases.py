@@ -20,11 +20,15 @@ from headlab import heads
 QUICK = ("tied", "adaptive", "mixture_of_softmaxes")
 
 
+def is_slow(name: str, quick=QUICK) -> bool:
+    """Whether tests of a head are left to `make test-slow`: it is one of our own, and not among the quick ones."""
+    return name in OURS and name not in quick
+
+
 def heads_by_time() -> list:
-    """The names of all heads as parameters; those of our own that are not `QUICK` have the mark `slow`."""
-    slow = set(OURS) - set(QUICK)
+    """The names of all heads as parameters, with the mark `slow` where it `is_slow`."""
     return [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in slow), id=name)
+        pytest.param(name, marks=[pytest.mark.slow] * is_slow(name), id=name)
         for name in heads.names()
     ]
 
@@ -109,7 +113,7 @@ def cases_of_all_heads(full: bool) -> list:
             covers = row in chosen or case in shared
             if covers or full:
                 marks = () if covers else pytest.mark.full
-                if covers and dtype == "bfloat16" and name in OURS and name not in QUICK:
+                if covers and dtype == "bfloat16" and is_slow(name):
                     marks = pytest.mark.slow
                 cases.append(pytest.param(case, marks=marks, id=str(case)))
     return cases

@@ -15,6 +15,7 @@ from contract_cases import (
     case_of,
     cases_of_all_heads,
     default_case,
+    is_slow,
     loaded_case,
     one_by_one,
 )
@@ -43,7 +44,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case", cases_of_all_heads(full))
     elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
         arguments, values = in_turn.args
-        slow = set(OURS) - set(in_turn.kwargs.get("quick", OURS))
+        quick = in_turn.kwargs.get("quick", OURS)
         metafunc.parametrize(
             ("name", *arguments),
             [
@@ -52,7 +53,7 @@ def pytest_generate_tests(metafunc):
                     *value,
                     marks=[
                         *[pytest.mark.full] * ((i - j) % len(values) > 0),
-                        *[pytest.mark.slow] * (name in slow),
+                        *[pytest.mark.slow] * is_slow(name, quick),
                     ],
                     id="-".join(map(str, (name, *value))),
                 )
