@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.recording import samples
 from headlab import cli
 from headlab.errors import UsageError
 
@@ -20,9 +21,6 @@ ROOT = Path(__file__).parents[2]
 HEADS = ("tied", "untied")
 # Quick: both models within five minutes on two cores, the embedded corpus built on the way.
 QUICK = (("train.steps", "150"), ("eval.every", "75"), ("checkpoint.every", "75"))
-PROMPTS = ("The river is", "And the king said", "A small town in")
-NEW_TOKENS = 40
-TEMPERATURES = (0.0, 0.8)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +58,7 @@ def compare(
 
     Returns:
       summary: see `report.summarise`. runs: head, seed and result.json of each run. curves: see
-      `figures.draw`. samples: see `_samples`. config: of the first run.
+      `figures.draw`. samples: see `recording.samples`. config: of the first run.
     """
     # Everything is read and checked before anything starts; only then come the heavy imports.
     from headlab.config import load, to_json
@@ -91,7 +89,7 @@ def compare(
         "summary": report.summarise(results),
         "runs": runs,
         "curves": curves,
-        "samples": _samples({head: workdir / f"{head}-seed{seeds[0]}" for head in HEADS}),
+        "samples": samples({head: workdir / f"{head}-seed{seeds[0]}" for head in HEADS}),
         "config": json.loads(to_json(next(iter(configs.values())))),
     }
     figures.draw(curves).savefig(workdir / "curves.png", dpi=150)
@@ -111,43 +109,6 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]
         ]
         for part in ("train", "validation")
     }
-
-
-def _samples(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """How each model goes on from each prompt: head, prompt, temperature (0: greedy) and text.
-
-    A prompt stands at the beginning of a document; the text ends where the model ends the document.
-    """
-    from headlab.runs import RunDirectory, restore_model
-    from headlab.scoring import generate
-
-    samples = []
-    for head, path in runs.items():
-        model, _, tokenizer, config, _ = restore_model(RunDirectory(path))
-        longest = config.model.max_length
-        encoded = {text: [tokenizer.separator_id, *tokenizer.encode(text)] for text in PROMPTS}
-        prompts = {text: ids for text, ids in encoded.items() if len(ids) < longest}
-        room = longest - max(map(len, prompts.values()), default=0)
-        for temperature in TEMPERATURES:
-            continuations = generate(
-                model,
-                list(prompts.values()),
-                max_new_tokens=min(NEW_TOKENS, room),
-                max_length=longest,
-                temperature=temperature,
-                seed=config.seed,
-            )
-            for prompt, ids in zip(prompts, continuations, strict=True):
-                end = ids.index(tokenizer.separator_id) if tokenizer.separator_id in ids else None
-                samples.append(
-                    {
-                        "head": head,
-                        "prompt": prompt,
-                        "temperature": temperature,
-                        "text": tokenizer.decode(ids[:end]),
-                    }
-                )
-    return samples
 
 
 def _seeds(text: str) -> list[int]:

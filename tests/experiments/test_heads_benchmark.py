@@ -47,6 +47,7 @@ def trained(tmp_path_factory):
         yield run
 
 
+@pytest.mark.slow
 def test_a_row_has_what_the_finished_run_recorded(trained, capsys):
     code, found = trained("mixture_of_softmaxes", n_experts=2)
     assert code == 0

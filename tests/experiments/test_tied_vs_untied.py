@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments import recording
 from experiments.tied_vs_untied import figures, report, run
 from headlab import training
 
@@ -115,7 +116,7 @@ def test_one_command_trains_both_heads_and_reports_what_they_reached(folder):
 def test_every_prompt_is_continued_by_each_head_greedily_and_at_a_temperature(folder):
     samples = json.loads(Path("out/results.json").read_text())["samples"]
     asked = {(s["head"], s["prompt"], s["temperature"]) for s in samples}
-    assert len(samples) == len(asked) == 2 * len(run.PROMPTS) * len(run.TEMPERATURES)
+    assert len(samples) == len(asked) == 2 * len(recording.PROMPTS) * len(recording.TEMPERATURES)
     assert all(isinstance(sample["text"], str) for sample in samples)
 
 

@@ -29,6 +29,7 @@ def config(*overrides):
     return load(Path(benchmark.ROOT) / "configs" / "micro.py", [*TINY, *overrides])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["tied", "untied"])
 def test_both_steps_compute_the_same_updates(head):
     found = benchmark.benchmark(config(("head.name", head)), rounds=2)

@@ -97,13 +97,11 @@ def wait_for_step(process, run, step):
     return False
 
 
-@pytest.mark.parametrize("moments", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_kill_9_at_random_moments_ends_in_the_same_bits(
-    moments, undisturbed, small_corpus, tmp_path
-):
+@pytest.mark.slow
+def test_kill_9_at_random_moments_ends_in_the_same_bits(undisturbed, small_corpus, tmp_path):
     run = RunDirectory(tmp_path / "run")
     rng = random.Random(1)
-    kills = 0
+    moments, kills = 10, 0
     for step in sorted(rng.sample(range(1, 59), moments)):
         process = subprocess.Popen(command(run.path, small_corpus, **UNTIED_LATE))
         if wait_for_step(process, run, step):

@@ -1,0 +1,226 @@
+"""Keeps a finished sweep small enough to be committed: all that its runs say, without checkpoints, logs and tokenizers.
+
+    python -m experiments.recording runs/tied_vs_untied_sweep experiments/tied_vs_untied/recorded
+
+The folder reads as the sweep itself does, with `headlab compare FOLDER`, `headlab report FOLDER` and
+`headlab.sweeps.load(FOLDER)`.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headlab import cli, files
+from headlab.errors import UsageError
+
+#: What is kept of a run, where it is there.
+KEPT = ("config.json", "metrics.jsonl", "result.json")
+
+PROMPTS = ("The river is", "And the king said", "A small town in")
+NEW_TOKENS = 40
+TEMPERATURES = (0.0, 0.8)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Records a sweep from a command line; the exit code is that of `headlab`."""
+    return cli.guarded(_run, argv)
+
+
+def _run(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    for path in record(Path(options.workdir), Path(options.folder)):
+        print(path)
+    return 0
+
+
+def record(workdir: Path, folder: Path) -> list[Path]:
+    """Copies what the runs of a finished sweep say into `folder`, and writes beside it what they come to.
+
+    Beside sweep.json and a directory a run, with its config.json, metrics.jsonl and result.json, the folder gets
+    comparison.json and comparison.md (`headlab compare`), samples.json (how the first seed of each group goes on from
+    three prompts), losses.png (`draw`) and report.html (`headlab report`). Everything is made before `folder` is there.
+
+    Raises:
+      UsageError: `workdir` is no sweep, or its runs aren't all finished and whole; the source of one differed from its
+        git commit, or is of none, so that nobody could make the numbers again; or `folder` has something in it.
+    """
+    from headlab.sweeps.comparison import compare
+    from headlab.sweeps.formats import as_json, as_markdown
+    from headlab.sweeps.page import write_report
+    from headlab.sweeps.results import collect, table
+
+    collection = collect(workdir)
+    if not collection.sweeps:
+        raise UsageError(f"{workdir} is no sweep: there is no sweep.json in it")
+    open_points = [run.name for run in collection.runs if run.result is None]
+    open_points += [problem.name for problem in (*collection.not_started, *collection.left_out)]
+    if open_points:
+        raise UsageError(
+            f"{len(open_points)} of the points of {workdir} cannot be recorded, for they have not finished or are "
+            f"damaged: {', '.join(open_points)}. Run its sweep to the end first."
+        )
+    for run in collection.runs:
+        assert run.result is not None
+        git = run.result["environment"]["git"]
+        if git is None or git["dirty"]:
+            which = "is in no git repository" if git is None else "differed from its commit"
+            raise UsageError(
+                f"{run.name} was trained by source that {which}, so that "
+                "its numbers could not be made again. Train it from a clean clone."
+            )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already and not empty; remove it or choose another")
+
+    comparison = compare(table(collection))
+    firsts = {row.group.name: Path(row.group.rows["path"].iloc[0]) for row in comparison.rows}
+    building = files.temporary(folder)
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        for run in collection.runs:
+            (building / run.path.name).mkdir(parents=True)
+            for name in KEPT:
+                shutil.copyfile(run.path / name, building / run.path.name / name)
+        shutil.copyfile(workdir / "sweep.json", building / "sweep.json")
+        files.write_json(building / "samples.json", samples(firsts))
+        frame = table(collect(building))
+        comparison = compare(frame)
+        (building / "comparison.json").write_text(as_json(comparison, frame), encoding="utf-8")
+        (building / "comparison.md").write_text(as_markdown(comparison, frame), encoding="utf-8")
+        curves = {run.name: held_out(run.metrics) for run in collection.runs}
+        draw(comparison, curves).savefig(building / "losses.png", dpi=150)
+        write_report(building, building / "report.html")
+        if folder.exists():
+            folder.rmdir()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def held_out(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(step, held-out loss in nats a token) of a run's metrics."""
+    return [(r["step"], r["validation/loss"]) for r in metrics if "validation/loss" in r]
+
+
+def samples(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """How the model of each run goes on from each prompt: head (the mapping's key), prompt, temperature and text.
+
+    Temperature 0 is greedy. A prompt stands at the beginning of a document; the text ends where the model ends the
+    document.
+    """
+    from headlab.runs import RunDirectory, restore_model
+    from headlab.scoring import generate
+
+    found = []
+    for head, path in runs.items():
+        model, _, tokenizer, config, _ = restore_model(RunDirectory(path))
+        longest = config.model.max_length
+        encoded = {text: [tokenizer.separator_id, *tokenizer.encode(text)] for text in PROMPTS}
+        prompts = {text: ids for text, ids in encoded.items() if len(ids) < longest}
+        room = longest - max(map(len, prompts.values()), default=0)
+        for temperature in TEMPERATURES:
+            continuations = generate(
+                model,
+                list(prompts.values()),
+                max_new_tokens=min(NEW_TOKENS, room),
+                max_length=longest,
+                temperature=temperature,
+                seed=config.seed,
+            )
+            for prompt, ids in zip(prompts, continuations, strict=True):
+                end = ids.index(tokenizer.separator_id) if tokenizer.separator_id in ids else None
+                found.append(
+                    {
+                        "head": head,
+                        "prompt": prompt,
+                        "temperature": temperature,
+                        "text": tokenizer.decode(ids[:end]),
+                    }
+                )
+    return found
+
+
+def draw(comparison: Any, curves: Mapping[str, Sequence[tuple[int, float]]]) -> Any:
+    """Held-out loss over the steps, a line a group, the mean of its seeds; and what each differs from the baseline.
+
+    A group is called by its head, where no two have the same. Differences are those of `headlab.sweeps.comparison`: a
+    mark a pair of runs of one seed, a dot for the mean, and the 95% interval of Student's t. `curves` are (step, nats a
+    token) by name of the run.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from headlab.analysis.plots import COLOURS
+
+    rows = comparison.rows
+    compared = [row for row in rows if row.difference is not None]
+    figure = Figure(figsize=(7, 4 + 0.4 * len(compared)), layout="constrained")
+    losses, differences = figure.subplots(2, 1, height_ratios=(3.2, 0.6 + 0.4 * len(compared)))
+    names = _labels(rows)
+    colours = _colours(names.values(), COLOURS)
+    for row in rows:
+        own = [dict(curves[name]) for name in row.group.rows["name"]]
+        steps = sorted(set.intersection(*map(set, own)))
+        mean = [float(np.mean([curve[step] for curve in own])) for step in steps]
+        name = names[row.group.name]
+        losses.plot(steps, mean, color=colours[name], linewidth=1.4, label=name)
+    seeds = sorted({row.n for row in rows})
+    of_seeds = f", mean of {'–'.join(map(str, seeds))} seeds" if seeds != [1] else ""
+    losses.set_xlabel("step")
+    losses.set_ylabel(f"held-out loss{of_seeds}\n(nats per token)")
+    losses.legend(frameon=False, fontsize=8, ncols=1 + (len(rows) > 4))
+    differences.axvline(0, color="0.4", linewidth=1)
+    for place, row in enumerate(compared):
+        difference, colour = row.difference, colours[names[row.group.name]]
+        own = list(difference.by_seed.values())
+        differences.plot(own, [place] * len(own), "|", color=colour, markersize=9)
+        if difference.low is not None:
+            differences.plot([difference.low, difference.high], [place] * 2, color=colour)
+        differences.plot(difference.mean, place, "o", color=colour, markersize=5)
+    differences.set_yticks(
+        range(len(compared)), [names[row.group.name] for row in compared], fontsize=8
+    )
+    differences.set_ylim(len(compared) - 0.5, -0.5)
+    baselines = {names[row.difference.baseline] for row in compared}
+    differences.set_xlabel(
+        f"difference to {' or '.join(sorted(baselines))}, {comparison.metric.words}, 95% interval\n"
+        f"({comparison.metric.unit})"
+    )
+    for axes in (losses, differences):
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _labels(rows: Sequence[Any]) -> dict[str, str]:
+    heads = {row.group.name: str(row.group.rows["head"].iloc[0]) for row in rows}
+    return heads if len({*heads.values()}) == len(rows) else {name: name for name in heads}
+
+
+def _colours(names: Iterable[str], colours: Sequence[str]) -> dict[str, str]:
+    """Tied blue and untied red, as everywhere; the others take what is left, and begin anew where there are more."""
+    known = {"tied": colours[0], "untied": colours[1]}
+    others = [name for name in sorted(names) if name not in known]
+    free = colours[2:]
+    return known | {name: free[number % len(free)] for number, name in enumerate(others)}
+
+
+def _parser() -> cli.Parser:
+    parser = cli.Parser(
+        prog="python -m experiments.recording",
+        description="Keeps what a finished sweep says, without its checkpoints.",
+        epilog="For instance: python -m experiments.recording runs/zoo experiments/head_zoo/recorded",
+        allow_abbrev=False,
+    )
+    parser.add_argument("workdir", metavar="WORKDIR", help="of `headlab sweep`, with checkpoints")
+    parser.add_argument("folder", metavar="FOLDER", help="new or empty; where to keep it")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Recorded sweeps: what is kept reads as the sweep does, and what nobody could make again is refused."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+from synthetic_runs import write_run
+
+from experiments import recording
+from headlab import sweeps
+from headlab.sweeps.comparison import compare
+from headlab.sweeps.results import collect
+
+LOSSES = {"tied": (4.0, 4.1, 4.2), "untied": (3.9, 4.05, 4.08), "low_rank": (4.3, 4.4, 4.5)}
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """A finished sweep of three heads and three seeds, with what is not to be kept."""
+    monkeypatch.setattr(
+        recording, "samples", lambda runs: [{"prompt": "So", "text": str(len(runs))}]
+    )
+    folder, points = tmp_path / "sweep", []
+    for head, losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            name = f"head={head},seed={seed}"
+            run = write_run(folder / name, head=head, seed=seed, loss=loss)
+            (run / "tokenizer.json").write_text("{}")
+            (run / "checkpoints").mkdir()
+            points.append({"name": name})
+    content = {"question": "Which?", "baseline": {"head.name": "tied"}, "points": points}
+    content["command"] = ["headlab", "sweep", "--workdir=runs/sweep"]
+    (folder / "sweep.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_folder_reads_as_the_sweep_itself(sweep, tmp_path):
+    written = recording.record(sweep, tmp_path / "kept" / "here")
+    folder = tmp_path / "kept" / "here"
+    assert {path.name for path in written} == {
+        "comparison.json",
+        "comparison.md",
+        "losses.png",
+        "report.html",
+        "samples.json",
+        "sweep.json",
+    }
+    before, after = sweeps.load(sweep), sweeps.load(folder)
+    pd.testing.assert_frame_equal(after.drop(columns="path"), before.drop(columns="path"))
+    assert [run.metrics for run in collect(folder).runs] == [r.metrics for r in collect(sweep).runs]
+    difference = json.loads((folder / "comparison.json").read_text())["groups"][0]["difference"]
+    expected = compare(before).rows[0].difference
+    assert (difference["mean"], difference["low"]) == (expected.mean, expected.low)
+    assert difference["baseline"] == "head=tied"
+    page = (folder / "report.html").read_text()
+    assert "Which?" in page and "runs/sweep" in page and "So" in page
+    assert f"{expected.mean:+.4f}".replace("-", "−") in page.replace("-", "−")
+
+
+def test_checkpoints_logs_and_the_places_of_this_machine_are_not_kept(sweep, tmp_path):
+    recording.record(sweep, tmp_path / "kept")
+    files = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    kept = {path.name for path in files if path.parent != tmp_path / "kept"}
+    assert kept == set(recording.KEPT)
+    texts = [path for path in files if path.suffix != ".png"]
+    assert not [path for path in texts if str(tmp_path) in path.read_text()]
+    assert not list(tmp_path.glob(".*"))  # nothing half made
+
+
+def test_the_figure_has_the_mean_of_each_group_and_each_paired_difference(sweep):
+    comparison = compare(sweeps.load(sweep))
+    curves = {run.name: recording.held_out(run.metrics) for run in collect(sweep).runs}
+    losses, differences = recording.draw(comparison, curves).axes
+    legend = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert legend == ["untied", "tied", "low_rank"]
+    ends = {line.get_label(): line.get_ydata()[-1] for line in losses.lines}
+    assert ends == {head: pytest.approx(sum(own) / 3, abs=1e-12) for head, own in LOSSES.items()}
+    assert "mean of 3 seeds" in losses.get_ylabel() and "nats per token" in losses.get_ylabel()
+    assert [label.get_text() for label in differences.get_yticklabels()] == ["untied", "low_rank"]
+    marks, interval, mean = differences.lines[1:4]  # after the rule at 0
+    assert list(marks.get_xdata()) == pytest.approx([-0.1, -0.05, -0.12])
+    untied = comparison.rows[0].difference
+    assert list(interval.get_xdata()) == [untied.low, untied.high]
+    assert list(mean.get_xdata()) == [untied.mean]
+    assert "difference to tied" in differences.get_xlabel()
+    colours = {line.get_label(): line.get_color() for line in losses.lines}
+    assert len(set(colours.values())) == 3
+    assert mean.get_color() == colours["untied"]
+
+
+def test_groups_of_one_head_are_told_apart_by_what_varies(tmp_path):
+    for width in (100, 200):
+        write_run(tmp_path / str(width), loss=4 + width / 1000, values={"model.d_mlp": width})
+    comparison = compare(sweeps.load(tmp_path))
+    curves = {run.name: recording.held_out(run.metrics) for run in collect(tmp_path).runs}
+    losses, differences = recording.draw(comparison, curves).axes
+    legend = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert legend == [row.group.name for row in comparison.rows]
+    assert len(set(legend)) == 2 and len({line.get_color() for line in losses.lines}) == 2
+    (mean,) = differences.lines[2:]  # one seed: no interval
+    assert list(mean.get_xdata()) == [pytest.approx(0.1)]
+
+
+def _unfinished(sweep):
+    (sweep / "head=tied,seed=1" / "result.json").unlink()
+
+
+def _damaged(sweep):
+    (sweep / "head=tied,seed=1" / "result.json").write_text("{")
+
+
+def _not_started(sweep):
+    content = json.loads((sweep / "sweep.json").read_text())
+    content["points"].append({"name": "head=tied,seed=3"})
+    (sweep / "sweep.json").write_text(json.dumps(content))
+
+
+def _of_git(git):
+    def change(sweep):
+        path = sweep / "head=tied,seed=1" / "result.json"
+        result = json.loads(path.read_text())
+        result["environment"]["git"] = git
+        path.write_text(json.dumps(result))
+
+    return change
+
+
+def _no_sweep(sweep):
+    (sweep / "sweep.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_unfinished, r"1 of the points of \S+ cannot be recorded.*head=tied,seed=1\. Run"),
+        (_damaged, r"1 of the points of \S+ cannot be recorded.*head=tied,seed=1\. Run"),
+        (_not_started, r"1 of the points of \S+ cannot be recorded.*head=tied,seed=3\. Run"),
+        (_of_git({"commit": "ab", "dirty": True}), r"seed=1 was .* differed from its commit"),
+        (_of_git(None), r"head=tied,seed=1 was .* is in no git repository"),
+        (_no_sweep, r"is no sweep: there is no sweep\.json"),
+    ],
+)
+def test_what_could_not_be_made_again_is_refused_by_name(sweep, tmp_path, capsys, change, said):
+    change(sweep)
+    assert recording.main([str(sweep), str(tmp_path / "kept")]) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_as_it_is(sweep, tmp_path, capsys):
+    before = sorted(sweep.rglob("*"))
+    assert recording.main([str(sweep), str(sweep)]) == 2
+    assert "is there already and not empty" in " ".join(capsys.readouterr().err.split())
+    assert sorted(sweep.rglob("*")) == before
+    (tmp_path / "empty").mkdir()
+    assert recording.main([str(sweep), str(tmp_path / "empty")]) == 0
+    assert str(tmp_path / "empty" / "report.html") in capsys.readouterr().out
+
+
+def test_a_failure_on_the_way_leaves_no_half_made_folder(sweep, tmp_path, monkeypatch):
+    def fail(runs):
+        raise RuntimeError("no samples")
+
+    monkeypatch.setattr(recording, "samples", fail)
+    with pytest.raises(RuntimeError, match="no samples"):
+        recording.record(sweep, tmp_path / "kept")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
