@@ -82,6 +82,7 @@ def experiment(small_corpus, tmp_path_factory):
     return call
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_each_head_beside_the_theorem_and_the_published(experiment, capsys):
     code, found = experiment("text_ranks", "--contexts=300")
     assert code == 0

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract_cases import QUICK
 from flax import nnx
 
 from headlab import heads
@@ -124,6 +125,7 @@ def test_an_unknown_id_is_nan_where_counted_and_nothing_where_not(name, dtype, m
 @pytest.mark.in_turn(
     ("dtype", "token_block", "row_block"),
     [("float32", 7, 6), ("bfloat16", 1, 1), ("float32", None, None), ("bfloat16", 7, 6)],
+    quick=QUICK,
 )
 def test_results_do_not_depend_on_block_sizes(name, dtype, token_block, row_block, make, contract):
     """Those of the case, everything at once, single rows, and remainders on both axes agree within rounding."""
@@ -214,7 +216,7 @@ def test_top_k_refuses_what_the_vocabulary_does_not_have(name, k, make, contract
         problem.call("top_k", problem.params, problem.h, k)
 
 
-@pytest.mark.in_turn(("shape",), [((),), ((0,),), ((1,),), ((2, 0, 3),)])
+@pytest.mark.in_turn(("shape",), [((),), ((0,),), ((1,),), ((2, 0, 3),)], quick=QUICK)
 def test_any_batch_shape_works(name, shape, make, contract):
     problem = make(contract.loaded_case(name))
     h, targets = jnp.ones((*shape, contract.width)), jnp.zeros(shape, jnp.int32)

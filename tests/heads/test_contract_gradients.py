@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract_cases import QUICK
 
 
 def _compare(problem, contract, found, wanted):
@@ -36,7 +37,7 @@ def test_nll_gradients_follow_each_positions_cotangent(problem, contract):
     _compare(problem, contract, found, problem.dense_gradient(0.0, upstream))
 
 
-@pytest.mark.in_turn(("loaded",), [(True,), (False,)])
+@pytest.mark.in_turn(("loaded",), [(True,), (False,)], quick=QUICK)
 def test_float64_gradients_equal_dense_ones_and_finite_differences(name, loaded, make, contract):
     problem = make(contract.case_of(name, "float32" if loaded else "bfloat16"))
     upstream = np.linspace(-1, 1, problem.where.size).reshape(contract.batch)

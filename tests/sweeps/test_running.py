@@ -86,6 +86,7 @@ def table(plan, workdir):
     return found
 
 
+@pytest.mark.slow
 def test_every_point_is_trained_as_headlab_train_trains_it(here, plan, tmp_path):
     given = plan('values("head.name", ["tied", "untied"])')
     statuses = sweeps.run(given, str(tmp_path / "sweep"))
@@ -125,6 +126,7 @@ def test_a_dry_run_starts_and_writes_nothing(here, plan, tmp_path, monkeypatch):
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_point_says_its_step_and_goes_on_and_added_points_are_trained(
     here, plan, tmp_path, monkeypatch
 ):

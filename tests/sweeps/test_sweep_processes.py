@@ -111,6 +111,7 @@ def test_sigint_stops_the_points_which_save_and_the_exit_code_says_so(
     assert not run.is_locked()
 
 
+@pytest.mark.slow
 def test_the_command_names_what_failed_and_a_dry_run_lists_it(sweep_file, small_corpus, tmp_path):
     path = sweep_file('chain(values("optimizer.peak_rate", [1e30]), values("seed", [1]))')
     workdir = tmp_path / "sweep"

@@ -46,16 +46,8 @@ def of_all(records):
     return [{k: v for k, v in r.items() if not k.startswith("timing/")} for r in records]
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        "tied",
-        *(
-            pytest.param(head, marks=pytest.mark.slow)
-            for head in ("untied", "low_rank", "mixture_of_softmaxes")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["tied", "untied", "low_rank", "mixture_of_softmaxes"])
 def test_stacked_runs_agree_with_separate_ones(config, tmp_path, head):
     kinds = [{"seed": 0}, {"seed": 1, "optimizer__peak_rate": 0.004}]
     asked = [config(head__name=head, model__dropout=0.1, **kind) for kind in kinds]
