@@ -71,6 +71,7 @@ def test_all_make_the_same_steps_and_nobody_always_comes_first():
     assert summary["naive"]["tokens_per_second"] == pytest.approx(50_000)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_and_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "python_with_torch", lambda given: None)
     options = [f"--config.{key}={value}" for key, value in TINY if key != "train.batch_size"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from _pytest.mark.expression import Expression  # the meaning of -m
 from contract_cases import (
+    QUICK,
     Case,
     case_of,
     cases_of_all_heads,
@@ -36,34 +37,37 @@ def pytest_generate_tests(metafunc):
 
     With the mark `in_turn(arguments, values)` each head gets one of the values, heads taking turns, and the rest of the
     product has the mark `full`. Tests with that mark, more than all others, are made only where `-m` selects them. With
-    `quick` those of headlab's own heads that it does not name have the mark `slow`.
+    the mark `quick(*names)` those of headlab's own heads that it does not name are `slow`; it means `QUICK` where it
+    names none.
     """
     selected = Expression.compile(metafunc.config.option.markexpr or "full")
     full = selected.evaluate(lambda name, **_: name == "full")
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases_of_all_heads(full))
-    elif in_turn := metafunc.definition.get_closest_marker("in_turn"):
-        arguments, values = in_turn.args
-        quick = in_turn.kwargs.get("quick", OURS)
-        metafunc.parametrize(
-            ("name", *arguments),
-            [
-                pytest.param(
-                    name,
-                    *value,
-                    marks=[
-                        *[pytest.mark.full] * ((i - j) % len(values) > 0),
-                        *[pytest.mark.slow] * is_slow(name, quick),
-                    ],
-                    id="-".join(map(str, (name, *value))),
-                )
-                for i, name in enumerate(heads.names())
-                for j, value in enumerate(values)
-                if full or (i - j) % len(values) == 0
-            ],
-        )
-    elif "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", heads.names())
+        return
+    if "name" not in metafunc.fixturenames:
+        return
+    marked = metafunc.definition.get_closest_marker("quick")
+    quick = OURS if marked is None else marked.args or QUICK
+    in_turn = metafunc.definition.get_closest_marker("in_turn")
+    arguments, values = ((), [()]) if in_turn is None else in_turn.args
+    metafunc.parametrize(
+        ("name", *arguments),
+        [
+            pytest.param(
+                name,
+                *value,
+                marks=[
+                    *[pytest.mark.full] * ((i - j) % len(values) > 0),
+                    *[pytest.mark.slow] * is_slow(name, quick),
+                ],
+                id="-".join(map(str, (name, *value))),
+            )
+            for i, name in enumerate(heads.names())
+            for j, value in enumerate(values)
+            if full or (i - j) % len(values) == 0
+        ],
+    )
 
 
 class Problem:

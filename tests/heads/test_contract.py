@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_cases import QUICK
 from flax import nnx
 
 from headlab import heads
@@ -122,10 +121,10 @@ def test_an_unknown_id_is_nan_where_counted_and_nothing_where_not(name, dtype, m
         assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in jax.tree.leaves(gradient))
 
 
+@pytest.mark.quick()
 @pytest.mark.in_turn(
     ("dtype", "token_block", "row_block"),
     [("float32", 7, 6), ("bfloat16", 1, 1), ("float32", None, None), ("bfloat16", 7, 6)],
-    quick=QUICK,
 )
 def test_results_do_not_depend_on_block_sizes(name, dtype, token_block, row_block, make, contract):
     """Those of the case, everything at once, single rows, and remainders on both axes agree within rounding."""
@@ -216,7 +215,8 @@ def test_top_k_refuses_what_the_vocabulary_does_not_have(name, k, make, contract
         problem.call("top_k", problem.params, problem.h, k)
 
 
-@pytest.mark.in_turn(("shape",), [((),), ((0,),), ((1,),), ((2, 0, 3),)], quick=QUICK)
+@pytest.mark.quick()
+@pytest.mark.in_turn(("shape",), [((),), ((0,),), ((1,),), ((2, 0, 3),)])
 def test_any_batch_shape_works(name, shape, make, contract):
     problem = make(contract.loaded_case(name))
     h, targets = jnp.ones((*shape, contract.width)), jnp.zeros(shape, jnp.int32)
@@ -240,6 +240,7 @@ def test_any_batch_shape_works(name, shape, make, contract):
     assert loss.weight == np.prod(shape) and (loss.weight or loss.nats == 0)
 
 
+@pytest.mark.quick()
 def test_the_rank_of_log_probabilities_keeps_to_the_bound(name, contract):
     """More contexts than tokens, weights at scale 1/√d, all in float64."""
     vocab, width, contexts = 24, 5, 40

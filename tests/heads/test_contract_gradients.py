@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_cases import QUICK
 
 
 def _compare(problem, contract, found, wanted):
@@ -37,7 +36,8 @@ def test_nll_gradients_follow_each_positions_cotangent(problem, contract):
     _compare(problem, contract, found, problem.dense_gradient(0.0, upstream))
 
 
-@pytest.mark.in_turn(("loaded",), [(True,), (False,)], quick=QUICK)
+@pytest.mark.quick()
+@pytest.mark.in_turn(("loaded",), [(True,), (False,)])
 def test_float64_gradients_equal_dense_ones_and_finite_differences(name, loaded, make, contract):
     problem = make(contract.case_of(name, "float32" if loaded else "bfloat16"))
     upstream = np.linspace(-1, 1, problem.where.size).reshape(contract.batch)
@@ -96,6 +96,7 @@ def test_nothing_counted_gives_zero_and_no_nan(name, dtype, make, contract):
         assert not np.any(np.asarray(leaf, np.float32))
 
 
+@pytest.mark.quick()
 def test_sums_of_unequal_micro_batches_add_up(name, make, contract):
     """One and seven counted tokens: Σ nats and Σ z-loss over eight, not a mean of two means."""
     problem = make(contract.loaded_case(name))
@@ -122,6 +123,7 @@ def test_only_the_own_position_has_a_gradient(problem, contract):
     assert np.all(dh[own] != 0) and not np.any(dh[~own])
 
 
+@pytest.mark.quick()
 def test_jit_grad_vmap_and_remat_compose(name, make, contract):
     """Gradients of each sequence, mapped and rematerialised, are those of all sequences together."""
     problem = make(contract.loaded_case(name))
@@ -145,6 +147,7 @@ def test_jit_grad_vmap_and_remat_compose(name, make, contract):
         assert difference <= 2 * problem.gradient_tolerance * norm
 
 
+@pytest.mark.quick()
 def test_the_entropy_has_the_gradient_of_the_dense_formula(name, make, contract):
     problem = make(contract.loaded_case(name))
 

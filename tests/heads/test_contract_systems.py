@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_cases import QUICK
 from flax import nnx
 from traced import largest_array
 
@@ -17,7 +16,8 @@ EVERYWHERE = sharding.REPLICATED
 MESHES = [(2, 4), (1, 8), (4, 2), (1, 2), (8, 1), (1, 4), (1, 1)]
 
 
-@pytest.mark.in_turn(("data", "vocab"), MESHES, quick=QUICK)
+@pytest.mark.quick()
+@pytest.mark.in_turn(("data", "vocab"), MESHES)
 def test_any_mesh_equals_one_device(name, data, vocab, make, contract):
     """Sixteen sequences; some count nothing; every id is a target and looked up. Gradients are taken inside.
 
@@ -79,7 +79,8 @@ def test_any_mesh_equals_one_device(name, data, vocab, make, contract):
 
 
 @pytest.mark.optimised
-@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=["tied"])
+@pytest.mark.quick("tied")
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
 def test_the_invariant_order_gives_the_same_bits_on_any_number_of_shards(
     name, vocab, make, contract
 ):
@@ -143,6 +144,7 @@ def test_loss_and_gradient_lower_for_tpu_and_cuda(name, dtype, make, contract):
     assert exported.platforms == ("tpu", "cuda")
 
 
+@pytest.mark.quick()
 def test_the_first_loss_is_the_log_of_the_vocabulary(name, contract):
     """Within 5%, for normalised states (norm √d) and uniform targets, at the defaults and with all options changed."""
     vocab, width = 1000, 64

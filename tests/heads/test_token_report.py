@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_cases import QUICK
 from flax import nnx
 from traced import largest_array
 
@@ -119,7 +118,8 @@ def test_an_unknown_id_has_no_log_probability_and_no_rank(name, make, contract):
         np.testing.assert_array_equal(report.rank == 0, targets == unknown)
 
 
-@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)], quick=QUICK)
+@pytest.mark.quick()
+@pytest.mark.in_turn(("vocab",), [(8,), (2,), (4,)])
 def test_shards_of_the_vocabulary_report_as_one(name, vocab, make, contract):
     problem = make(contract.loaded_case(name))
 

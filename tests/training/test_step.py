@@ -104,7 +104,14 @@ def moments(state):
     return next(x for x in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(x))
 
 
-@pytest.mark.parametrize(("head", "data"), [("tied", 4), *((name, 2) for name in KINDS)])
+@pytest.mark.parametrize(
+    ("head", "data"),
+    [
+        ("tied", 4),
+        ("untied", 2),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("tied", *KINDS[2:])),
+    ],
+)
 def test_devices_along_data_change_nothing_but_rounding(head, data):
     config = make_config(head__name=head)
     batch = make_batch()
@@ -225,7 +232,10 @@ def test_untying_copies_the_table_and_its_moments_and_nothing_else_changes():
 
 @pytest.mark.parametrize(
     ("head", "dtype"),
-    [*((name, "float32") for name in heads.names()), *((name, "bfloat16") for name in KINDS)],
+    [
+        *((name, "float32") for name in heads.names()),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in KINDS),
+    ],
 )
 def test_the_whole_step_lowers_for_tpu_and_cuda(head, dtype):
     config = make_config(
