@@ -15,7 +15,7 @@ from typing import Any
 from headlab import cli, files
 from headlab.errors import UsageError
 
-#: What is kept of a run, where it is there.
+#: What is kept of a run.
 KEPT = ("config.json", "metrics.jsonl", "result.json")
 
 PROMPTS = ("The river is", "And the king said", "A small town in")
@@ -73,7 +73,8 @@ def record(workdir: Path, folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and not empty; remove it or choose another")
 
-    comparison = compare(table(collection))
+    frame = table(collection)
+    comparison = compare(frame)
     firsts = {row.group.name: Path(row.group.rows["path"].iloc[0]) for row in comparison.rows}
     building = files.temporary(folder)
     shutil.rmtree(building, ignore_errors=True)
@@ -84,12 +85,9 @@ def record(workdir: Path, folder: Path) -> list[Path]:
                 shutil.copyfile(run.path / name, building / run.path.name / name)
         shutil.copyfile(workdir / "sweep.json", building / "sweep.json")
         files.write_json(building / "samples.json", samples(firsts))
-        frame = table(collect(building))
-        comparison = compare(frame)
         (building / "comparison.json").write_text(as_json(comparison, frame), encoding="utf-8")
         (building / "comparison.md").write_text(as_markdown(comparison, frame), encoding="utf-8")
-        curves = {run.name: held_out(run.metrics) for run in collection.runs}
-        draw(comparison, curves).savefig(building / "losses.png", dpi=150)
+        draw(comparison, collection.runs).savefig(building / "losses.png", dpi=150)
         write_report(building, building / "report.html")
         if folder.exists():
             folder.rmdir()
@@ -98,11 +96,6 @@ def record(workdir: Path, folder: Path) -> list[Path]:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def held_out(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """(step, held-out loss in nats a token) of a run's metrics."""
-    return [(r["step"], r["validation/loss"]) for r in metrics if "validation/loss" in r]
 
 
 def samples(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -143,18 +136,20 @@ def samples(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
     return found
 
 
-def draw(comparison: Any, curves: Mapping[str, Sequence[tuple[int, float]]]) -> Any:
+def draw(comparison: Any, runs: Iterable[Any]) -> Any:
     """Held-out loss over the steps, a line a group, the mean of its seeds; and what each differs from the baseline.
 
     A group is called by its head, where no two have the same. Differences are those of `headlab.sweeps.comparison`: a
-    mark a pair of runs of one seed, a dot for the mean, and the 95% interval of Student's t. `curves` are (step, nats a
-    token) by name of the run.
+    mark a pair of runs of one seed, a dot for the mean, and the 95% interval of Student's t. `runs` are those of
+    `headlab.sweeps.results.collect`.
     """
     import numpy as np
     from matplotlib.figure import Figure
 
     from headlab.analysis.plots import COLOURS
+    from headlab.sweeps.page.curves import curve
 
+    curves = {run.name: dict(zip(*curve(run, "validation/loss"), strict=True)) for run in runs}
     rows = comparison.rows
     compared = [row for row in rows if row.difference is not None]
     figure = Figure(figsize=(7, 4 + 0.4 * len(compared)), layout="constrained")
@@ -162,9 +157,9 @@ def draw(comparison: Any, curves: Mapping[str, Sequence[tuple[int, float]]]) -> 
     names = _labels(rows)
     colours = _colours(names.values(), COLOURS)
     for row in rows:
-        own = [dict(curves[name]) for name in row.group.rows["name"]]
+        own = [curves[name] for name in row.group.rows["name"]]
         steps = sorted(set.intersection(*map(set, own)))
-        mean = [float(np.mean([curve[step] for curve in own])) for step in steps]
+        mean = [float(np.mean([losses_of[step] for losses_of in own])) for step in steps]
         name = names[row.group.name]
         losses.plot(steps, mean, color=colours[name], linewidth=1.4, label=name)
     seeds = sorted({row.n for row in rows})

@@ -9,7 +9,6 @@ softmaxes have the same parameters; gradients are those in the states and all pa
 
 import argparse
 import contextlib
-import json
 import os
 import tempfile
 import time
@@ -34,6 +33,7 @@ from experiments.benchmarks.turns import (
     ratios,
     take_turns,
     worker,
+    write,
 )
 from headlab import cli
 from headlab.embeddings import Constant
@@ -64,10 +64,7 @@ def _run(arguments: list[str]) -> int:
     _print_table(found)
     if torch_python is None:
         print("PyTorch is left out: it is not installed. The extra `peers` has it.")
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    write(found, options.output)
     return 0
 
 

@@ -8,7 +8,6 @@ All compute Σ −log softmax(h·weightᵀ)[target] and its gradients in h and w
 
 import argparse
 import contextlib
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from experiments.benchmarks.turns import (
     take_turns,
     timed,
     worker,
+    write,
 )
 from headlab import cli
 from headlab.errors import HeadlabError, UsageError
@@ -59,10 +59,7 @@ def _run(arguments: list[str]) -> int:
     for name, missing in (("tokamax", not _tokamax()), ("PyTorch", torch_python is None)):
         if missing:
             print(f"{name} is left out: it is not installed. The extra `peers` has it.")
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    write(results, options.output)
     return 0
 
 

@@ -7,9 +7,7 @@
 """
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.head_loss import size_of
+from experiments.benchmarks.turns import write
 from headlab import cli
 from headlab.ops import linear_cross_entropy
 from headlab.runs import environment
@@ -45,10 +44,7 @@ def _run(arguments: list[str]) -> int:
         for gradients in (False, True)
     ]
     _print_table(rows)
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"rows": rows, "environment": environment()}, indent=1) + "\n")
-    print(f"written to {path}")
+    write({"rows": rows, "environment": environment()}, options.output)
     return 0
 
 

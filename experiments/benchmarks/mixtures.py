@@ -9,11 +9,9 @@ so that 4/3 · K is what to expect. "temporary" is what XLA allocates beyond inp
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +30,7 @@ from experiments.benchmarks.turns import (
     ratios,
     take_turns,
     timed,
+    write,
 )
 from headlab import cli, heads
 from headlab.runs import environment
@@ -50,10 +49,7 @@ def _run(arguments: list[str]) -> int:
     size = size_of(options.size) if options.size else SIZE
     found = benchmark(*size, tuple(options.experts or EXPERTS), options.rounds)
     _print_table(found)
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    write(found, options.output)
     return 0
 
 

@@ -7,19 +7,26 @@ Both steps are those that the trainer compiles, on batches drawn at random. n st
 n is what to expect of a processor that one run fills, and less of one that it does not.
 """
 
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.benchmarks.turns import Turn, command_line, in_words, quartiles, ratios, take_turns
+from experiments.benchmarks.train_step import ROOT, draw_batches
+from experiments.benchmarks.turns import (
+    Turn,
+    command_line,
+    in_words,
+    quartiles,
+    ratios,
+    take_turns,
+    write,
+)
 from headlab import cli, sharding
 from headlab.config import load
 from headlab.runs import environment
@@ -27,7 +34,7 @@ from headlab.training.lanes import Alone, Lanes, Stacked
 from headlab.training.stacking import check_stack
 from headlab.training.step import make_phase, state_specs, train_step
 
-MICRO = str(Path(__file__).parents[2] / "configs" / "micro.py")
+MICRO = str(ROOT / "configs" / "micro.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,10 +58,7 @@ def _run(arguments: list[str]) -> int:
         Console().print(
             f"{name}: {in_words(row['ms'], 1)} ms a step, {in_words(row['over_alone'])} of one run alone"
         )
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    write(found, options.output)
     return 0
 
 
@@ -112,10 +116,8 @@ def _steps(lanes: Lanes, configs: Sequence[Any], losses: list[float]) -> Turn:
     step = jax.jit(lanes.mapped(body), donate_argnums=0)
 
     def batch(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        shape = (config.train.batch_size, config.data.seq_len + 1)
-        ids = np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32)
-        where = np.ones((shape[0], shape[1] - 1), bool)
-        return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:]), where
+        inputs, targets = (ids[0] for ids in draw_batches(config, 1, seed))
+        return inputs, targets, np.ones(inputs.shape, bool)
 
     batches = lanes.join([batch(own.seed) for own in configs])
 

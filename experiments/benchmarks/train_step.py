@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.naive_step import NaiveStep
-from experiments.benchmarks.turns import command_line
+from experiments.benchmarks.turns import command_line, write
 from headlab import cli, sharding
 from headlab.config import load
 from headlab.errors import HeadlabError, UsageError
@@ -88,10 +88,7 @@ def _run(arguments: list[str]) -> int:
             "PyTorch is left out: this Python has no torch. Install the extra `peers`, or name a "
             "Python that has it by --torch-python=PATH."
         )
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    write(results, options.output)
     return 0
 
 
@@ -114,7 +111,7 @@ def benchmark(config: Any, rounds: int, torch_python: str | None = None) -> dict
                 f"{key} is {config[section][name]!r}; the naive step has {value!r} only, "
                 "leave it at that"
             )
-    batches = _batches(config)
+    batches = draw_batches(config, BATCHES)
     rate = schedule(config.optimizer, config.train.steps)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.vocab)
     phase, state = make_phase(
@@ -151,10 +148,10 @@ def benchmark(config: Any, rounds: int, torch_python: str | None = None) -> dict
     }
 
 
-def _batches(config: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets), each [BATCHES, batch, length]: ids drawn evenly, for no text is needed."""
-    shape = (BATCHES, config.train.batch_size, config.data.seq_len + 1)
-    ids = np.random.default_rng(0).integers(0, config.data.vocab_size, shape, dtype=np.int32)
+def draw_batches(config: Any, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets), each [count, batch, length]: ids drawn evenly, for no text is needed."""
+    shape = (count, config.train.batch_size, config.data.seq_len + 1)
+    ids = np.random.default_rng(seed).integers(0, config.data.vocab_size, shape, dtype=np.int32)
     return np.ascontiguousarray(ids[..., :-1]), np.ascontiguousarray(ids[..., 1:])
 
 

@@ -6,12 +6,13 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from headlab import cli
+from headlab import cli, files
 from headlab.errors import HeadlabError
 
 Turn = Callable[[], float]
@@ -40,6 +41,12 @@ def command_line(
         made.add_argument("--torch-python", metavar="PATH", help="a Python that has torch")
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return made
+
+
+def write(found: Any, output: str) -> None:
+    """Writes what was found as JSON, and says where."""
+    files.write_json(Path(output), found)
+    print(f"written to {output}")
 
 
 def timed(function: Callable[..., Any], *arguments: Any) -> Turn:

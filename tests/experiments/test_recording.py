@@ -70,8 +70,7 @@ def test_checkpoints_logs_and_the_places_of_this_machine_are_not_kept(sweep, tmp
 
 def test_the_figure_has_the_mean_of_each_group_and_each_paired_difference(sweep):
     comparison = compare(sweeps.load(sweep))
-    curves = {run.name: recording.held_out(run.metrics) for run in collect(sweep).runs}
-    losses, differences = recording.draw(comparison, curves).axes
+    losses, differences = recording.draw(comparison, collect(sweep).runs).axes
     legend = [text.get_text() for text in losses.get_legend().get_texts()]
     assert legend == ["untied", "tied", "low_rank"]
     ends = {line.get_label(): line.get_ydata()[-1] for line in losses.lines}
@@ -93,8 +92,7 @@ def test_groups_of_one_head_are_told_apart_by_what_varies(tmp_path):
     for width in (100, 200):
         write_run(tmp_path / str(width), loss=4 + width / 1000, values={"model.d_mlp": width})
     comparison = compare(sweeps.load(tmp_path))
-    curves = {run.name: recording.held_out(run.metrics) for run in collect(tmp_path).runs}
-    losses, differences = recording.draw(comparison, curves).axes
+    losses, differences = recording.draw(comparison, collect(tmp_path).runs).axes
     legend = [text.get_text() for text in losses.get_legend().get_texts()]
     assert legend == [row.group.name for row in comparison.rows]
     assert len(set(legend)) == 2 and len({line.get_color() for line in losses.lines}) == 2

@@ -108,8 +108,7 @@ def moments(state):
     ("head", "data"),
     [
         ("tied", 4),
-        ("untied", 2),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("tied", *KINDS[2:])),
+        *(pytest.param(name, 2, marks=[pytest.mark.slow] * (name != "untied")) for name in KINDS),
     ],
 )
 def test_devices_along_data_change_nothing_but_rounding(head, data):
