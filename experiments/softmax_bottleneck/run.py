@@ -69,6 +69,8 @@ def _parts(options: argparse.Namespace, overrides: Sequence[tuple[str, str]]) ->
         part = "known_truth" if of_truth or not options.quick else "all"
     if of_truth and part not in ("known_truth", "all"):
         raise UsageError(f"--{of_truth[0]} is of known_truth, not of {part}; leave it away")
+    if options.search_steps and part not in ("width", "all"):
+        raise UsageError(f"--search-steps is of width, not of {part}; leave it away")
     if part == "known_truth" and (of_trained or overrides):
         flag = of_trained[0].replace("_", "-") if of_trained else f"config.{overrides[0][0]}"
         raise UsageError(
@@ -121,6 +123,7 @@ def _how(
         vectorized=options.vectorized,
         retry=options.retry,
         measure_only=options.measure_only,
+        search_steps=options.search_steps,
         command=("python", "-m", "experiments.softmax_bottleneck.run", *arguments),
     )
 
@@ -190,6 +193,12 @@ def _parser() -> argparse.ArgumentParser:
     trained.add_argument("--retry", action="store_true", help="try runs again that failed before")
     trained.add_argument(
         "--measure-only", action="store_true", help="train nothing; measure what has finished"
+    )
+    trained.add_argument(
+        "--search-steps",
+        type=cli.count,
+        metavar="N",
+        help="of the runs of width's search for rates (2000, or those of --config.train.steps)",
     )
     return parser
 

@@ -33,6 +33,7 @@ class How(NamedTuple):
     vectorized: bool = False
     retry: bool = False
     measure_only: bool = False  # train nothing
+    search_steps: int | None = None  # of the runs of width's search; None: those of its sweep file
     command: tuple[str, ...] = ()
 
 

@@ -36,7 +36,12 @@ def trained(workdir: Path, how: How) -> Found:
     """Trains the search, writes `workdir`/width/rates.json, and trains the seeds at those rates."""
     word = "tiny" if how.tiny else ""
     folder = workdir / "width"
-    search = train(f"{SWEEP}:{word}" if word else str(SWEEP), folder / "search", how)
+    search_how = how
+    if how.search_steps is not None:
+        others = [(key, value) for key, value in how.overrides if key != "train.steps"]
+        own = ("train.steps", str(how.search_steps))
+        search_how = how._replace(overrides=(*others, own))
+    search = train(f"{SWEEP}:{word}" if word else str(SWEEP), folder / "search", search_how)
     rates = best_rates(search)
     if not rates:
         return Found(search, [], Trained([], []))

@@ -264,11 +264,41 @@ def test_seeds_take_the_rates_of_the_file_at_full_size(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("flags", "search", "seeds"),
+    [
+        ([], {}, {}),
+        (["--config.train.steps=9"], {"train.steps": "9"}, {"train.steps": "9"}),
+        (["--search-steps=3"], {"train.steps": "3"}, {}),
+        (
+            ["--config.train.steps=9", "--search-steps=3"],
+            {"train.steps": "3"},
+            {"train.steps": "9"},
+        ),
+    ],
+)
+def test_the_search_may_have_fewer_steps_than_the_seeds(
+    flags, search, seeds, tmp_path, monkeypatch
+):
+    trained_with = []
+
+    def train(file, folder, how):
+        trained_with.append((folder.name, dict(how.overrides)))
+        return trained.Trained([point(0.1, 3.0)], [])
+
+    monkeypatch.setattr(width, "train", train)
+    given, overrides = run.cli.split_overrides(["width", *flags])
+    width.trained(tmp_path, run._how(run._parser().parse_args(given), overrides, []))
+    assert trained_with == [("search", search), ("seeds", seeds)]
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["width", "--rank=8"], "--rank is of known_truth, not of width"),
         (["--contexts=100"], "--contexts is of text_ranks and width, not of known_truth"),
         (["known_truth", "--config.train.steps=3"], "--config.train.steps is of text_ranks"),
+        (["text_ranks", "--search-steps=3"], "--search-steps is of width, not of text_ranks"),
+        (["--search-steps=3"], "--search-steps is of width, not of known_truth"),
         (["widths"], "invalid choice: 'widths'"),
         (["width", "--contexts=0"], "'0' is not an integer of at least 1"),
         (["text_ranks", "--config.train.stpes=3"], "did you mean train.steps?"),
