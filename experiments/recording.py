@@ -3,9 +3,11 @@
     python -m experiments.recording runs/tied_vs_untied_sweep experiments/tied_vs_untied/recorded
 
 The folder reads as the sweep itself does, with `headlab compare FOLDER`, `headlab report FOLDER` and
-`headlab.sweeps.load(FOLDER)`.
+`headlab.sweeps.load(FOLDER)`. With --so-far it is of the points that have finished; a sweep whose workdir is a copy of
+it takes these as done, and trains the others.
 """
 
+import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,21 +32,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    for path in record(Path(options.workdir), Path(options.folder)):
+    for path in record(Path(options.workdir), Path(options.folder), so_far=options.so_far):
         print(path)
     return 0
 
 
-def record(workdir: Path, folder: Path) -> list[Path]:
+def record(workdir: Path, folder: Path, *, so_far: bool = False) -> list[Path]:
     """Copies what the runs of a finished sweep say into `folder`, and writes beside it what they come to.
 
     Beside sweep.json and a directory a run, with its config.json, metrics.jsonl and result.json, the folder gets
     comparison.json and comparison.md (`headlab compare`), samples.json (how the first seed of each group goes on from
-    three prompts), losses.png (`draw`) and report.html (`headlab report`). Everything is made before `folder` is there.
+    three prompts; of a run without checkpoints, what a samples.json in `workdir` has), losses.png (`draw`) and
+    report.html (`headlab report`). Everything is made before `folder` is there.
+
+    Args:
+      so_far: of an unfinished sweep, the points that have finished; the page names the others.
 
     Raises:
-      UsageError: `workdir` is no sweep, or its runs aren't all finished and whole; the source of one differed from its
-        git commit, or is of none, so that nobody could make the numbers again; or `folder` has something in it.
+      UsageError: `workdir` is no sweep, or its runs aren't all finished (with `so_far`, none is) and whole; the source
+        of one differed from its git commit, or is of none, so that nobody could make the numbers again; a run has
+        neither checkpoints nor samples; or `folder` has something in it.
     """
     from headlab.sweeps.comparison import compare
     from headlab.sweeps.formats import as_json, as_markdown
@@ -54,14 +61,18 @@ def record(workdir: Path, folder: Path) -> list[Path]:
     collection = collect(workdir)
     if not collection.sweeps:
         raise UsageError(f"{workdir} is no sweep: there is no sweep.json in it")
-    open_points = [run.name for run in collection.runs if run.result is None]
-    open_points += [problem.name for problem in (*collection.not_started, *collection.left_out)]
-    if open_points:
+    runs = [run for run in collection.runs if run.result is not None]
+    unfinished = [run.name for run in collection.runs if run.result is None]
+    unfinished += [problem.name for problem in collection.not_started]
+    damaged = [problem.name for problem in collection.left_out]
+    if not runs or damaged or (unfinished and not so_far):
+        names = damaged if so_far and runs else [*unfinished, *damaged]
         raise UsageError(
-            f"{len(open_points)} of the points of {workdir} cannot be recorded, for they have not finished or are "
-            f"damaged: {', '.join(open_points)}. Run its sweep to the end first."
+            f"{len(names)} of the points of {workdir} cannot be recorded, for they have not finished or are "
+            f"damaged: {', '.join(names)}. Run its sweep to the end first"
+            + ("." if damaged or not runs else ", or record what has finished with --so-far.")
         )
-    for run in collection.runs:
+    for run in runs:
         assert run.result is not None
         git = run.result["environment"]["git"]
         if git is None or git["dirty"]:
@@ -73,21 +84,21 @@ def record(workdir: Path, folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and not empty; remove it or choose another")
 
-    frame = table(collection)
+    frame = table(collection._replace(runs=runs))
     comparison = compare(frame)
     firsts = {row.group.name: Path(row.group.rows["path"].iloc[0]) for row in comparison.rows}
     building = files.temporary(folder)
     shutil.rmtree(building, ignore_errors=True)
     try:
-        for run in collection.runs:
+        for run in runs:
             (building / run.path.name).mkdir(parents=True)
             for name in KEPT:
                 shutil.copyfile(run.path / name, building / run.path.name / name)
         shutil.copyfile(workdir / "sweep.json", building / "sweep.json")
-        files.write_json(building / "samples.json", samples(firsts))
+        files.write_json(building / "samples.json", _samples(workdir, firsts))
         (building / "comparison.json").write_text(as_json(comparison, frame), encoding="utf-8")
         (building / "comparison.md").write_text(as_markdown(comparison, frame), encoding="utf-8")
-        draw(comparison, collection.runs).savefig(building / "losses.png", dpi=150)
+        draw(comparison, runs).savefig(building / "losses.png", dpi=150)
         write_report(building, building / "report.html")
         if folder.exists():
             folder.rmdir()
@@ -96,6 +107,31 @@ def record(workdir: Path, folder: Path) -> list[Path]:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _samples(workdir: Path, firsts: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """`samples` of the runs that have checkpoints; those of the others were written when they were recorded."""
+    from headlab.checkpoint_files import saved_checkpoints
+    from headlab.runs import RunDirectory
+
+    try:
+        kept = json.loads((workdir / "samples.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        kept = []
+    there = {
+        head: path
+        for head, path in firsts.items()
+        if saved_checkpoints(RunDirectory(path).checkpoints_dir)
+    }
+    earlier = [sample for sample in kept if sample["head"] in firsts.keys() - there.keys()]
+    without = firsts.keys() - there.keys() - {sample["head"] for sample in earlier}
+    if without:
+        paths = ", ".join(str(firsts[head]) for head in sorted(without))
+        raise UsageError(
+            f"{paths}: no checkpoints, and {workdir} has no samples.json with samples of theirs. Record the directory "
+            "that they were trained in, or train them again."
+        )
+    return [*earlier, *samples(there)]
 
 
 def samples(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -213,6 +249,11 @@ def _parser() -> cli.Parser:
     )
     parser.add_argument("workdir", metavar="WORKDIR", help="of `headlab sweep`, with checkpoints")
     parser.add_argument("folder", metavar="FOLDER", help="new or empty; where to keep it")
+    parser.add_argument(
+        "--so-far",
+        action="store_true",
+        help="of an unfinished sweep, the points that have finished",
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pandas as pd
 import pytest
@@ -19,7 +20,11 @@ LOSSES = {"tied": (4.0, 4.1, 4.2), "untied": (3.9, 4.05, 4.08), "low_rank": (4.3
 def sweep(tmp_path, monkeypatch):
     """A finished sweep of three heads and three seeds, with what is not to be kept."""
     monkeypatch.setattr(
-        recording, "samples", lambda runs: [{"prompt": "So", "text": str(len(runs))}]
+        recording,
+        "samples",
+        lambda runs: [
+            {"head": head, "prompt": "So", "text": path.name} for head, path in runs.items()
+        ],
     )
     folder, points = tmp_path / "sweep", []
     for head, losses in LOSSES.items():
@@ -27,7 +32,7 @@ def sweep(tmp_path, monkeypatch):
             name = f"head={head},seed={seed}"
             run = write_run(folder / name, head=head, seed=seed, loss=loss)
             (run / "tokenizer.json").write_text("{}")
-            (run / "checkpoints").mkdir()
+            (run / "checkpoints" / "100").mkdir(parents=True)
             points.append({"name": name})
     content = {"question": "Which?", "baseline": {"head.name": "tied"}, "points": points}
     content["command"] = ["headlab", "sweep", "--workdir=runs/sweep"]
@@ -98,6 +103,43 @@ def test_groups_of_one_head_are_told_apart_by_what_varies(tmp_path):
     assert len(set(legend)) == 2 and len({line.get_color() for line in losses.lines}) == 2
     (mean,) = differences.lines[2:]  # one seed: no interval
     assert list(mean.get_xdata()) == [pytest.approx(0.1)]
+
+
+def test_what_has_finished_is_recorded_and_a_copy_of_it_recorded_on(sweep, tmp_path, capsys):
+    """Samples need checkpoints, which a copy has not: those that were recorded are kept."""
+    for head in LOSSES:
+        shutil.rmtree(sweep / f"head={head},seed=2")
+    shutil.rmtree(sweep / "head=untied,seed=0")
+    (sweep / "head=untied,seed=1" / "result.json").rename(tmp_path / "result.json")
+    part = tmp_path / "part"
+    assert recording.main([str(sweep), str(part)]) == 2
+    assert "--so-far" in capsys.readouterr().err
+    assert recording.main([str(sweep), str(part), "--so-far"]) == 0
+    frame = sweeps.load(part)
+    assert sorted(frame["name"]) == [
+        f"head={head},seed={seed}" for head in ("low_rank", "tied") for seed in (0, 1)
+    ]
+    assert {name for name, *_ in frame.attrs["not_started"]} == {
+        *(f"head={head},seed=2" for head in LOSSES),
+        *(f"head=untied,seed={seed}" for seed in (0, 1)),
+    }
+    samples = json.loads((part / "samples.json").read_text())
+    assert {sample["head"]: sample["text"] for sample in samples} == {
+        f"head={head}": f"head={head},seed=0" for head in ("tied", "low_rank")
+    }
+    for seed, loss in enumerate(LOSSES["untied"]):
+        run = write_run(part / f"head=untied,seed={seed}", head="untied", seed=seed, loss=loss)
+        (run / "checkpoints" / "100").mkdir(parents=True)
+    write_run(part / "head=tied,seed=2", head="tied", seed=2)
+    write_run(part / "head=low_rank,seed=2", head="low_rank", seed=2)
+    recording.record(part, tmp_path / "whole")
+    assert len(sweeps.load(tmp_path / "whole")) == 9
+    after = json.loads((tmp_path / "whole" / "samples.json").read_text())
+    untied = {"head": "head=untied", "prompt": "So", "text": "head=untied,seed=0"}
+    assert after == [*samples, untied]
+    (part / "samples.json").unlink()
+    assert recording.main([str(part), str(tmp_path / "again")]) == 2
+    assert "tied,seed=0: no checkpoints" in " ".join(capsys.readouterr().err.split())
 
 
 def _unfinished(sweep):
