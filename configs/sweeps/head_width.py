@@ -10,6 +10,7 @@ first command is a search for the peak rate of each: five rates a factor of two 
 as 1/√width from width 128), in seed 0 for 2,000 steps. With "rates=FILE" each has the rate that the file gives it, in
 seeds 1, 2 and 3, for micro's steps. `python -m experiments.softmax_bottleneck.run width` does both, writes the file
 between them, and measures the ranks.
+"centre=RATE" puts another rate in the middle of those tried: the fewer the steps, the higher the best rate is.
 "tiny" is at tiny size for 60 steps, widths 4 and 8, two rates, and one seed: "tiny,rates=FILE".
 Expected time and losses: not recorded.
 
@@ -20,6 +21,7 @@ cannot be wider than the body; at 256 it bounds nothing that untied wouldn't.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ WIDTH_OPTIONS = {"low_rank": "head.rank", "mixture_of_softmaxes": "head.d_latent
 
 def get_sweep(text: str = "") -> sweeps.Sweep:
     before, given, file = text.partition("rates=")
+    before, centred, middle = before.partition("centre=")
     tiny = "tiny" in sweeps.words(before, "tiny")
     widths = (4, 8) if tiny else (16, 32, 64, 128, 256)
     shape = {} if tiny else {"model.d_model": D_MODEL}
@@ -45,6 +48,8 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
             seeds = (1,) if tiny else (1, 2, 3)  # seed 0 chose the rates
             return sweeps.product(chosen(file, widths), sweeps.values("seed", seeds))
         centre = base.optimizer.peak_rate if tiny else base.optimizer.peak_rate * 0.5**0.5
+        if centred:
+            centre = rate_of(middle)
         rates = [
             float(f"{centre * 2.0**power:.2g}")
             for power in ((-1, 0) if tiny else (-2, -1, 0, 1, 2))
@@ -61,6 +66,17 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
         baseline={"head.name": "low_rank"},
         overrides=shape | steps,
     )
+
+
+def rate_of(text: str) -> float:
+    """The rate in "centre=RATE"; UsageError where it is none."""
+    try:
+        rate = float(text.strip(" ,"))
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise UsageError(f"centre={text}: it must be a peak rate above 0, as in centre=0.004")
+    return rate
 
 
 def heads_of(width: int) -> sweeps.Points:

@@ -29,6 +29,7 @@ CONTEXTS, QUICK_CONTEXTS = 10_000, 1_024
 _QUICK_TRUTH = {"heads": "untied,mixture_of_softmaxes,sigsoftmax", "restarts": 2, "iterations": 500}
 _TRUTH = {"rank": 6, "vocab": 32, "heads": "", "restarts": 4, "iterations": 3000, "seed": 0}
 _TRAINED = ("contexts", "jobs", "vectorized", "retry", "measure_only")
+_SEARCH = ("search_steps", "search_rate")  # of width
 
 _Measure = Callable[[], int]  # measures, writes and prints; how many points haven't finished
 
@@ -69,8 +70,10 @@ def _parts(options: argparse.Namespace, overrides: Sequence[tuple[str, str]]) ->
         part = "known_truth" if of_truth or not options.quick else "all"
     if of_truth and part not in ("known_truth", "all"):
         raise UsageError(f"--{of_truth[0]} is of known_truth, not of {part}; leave it away")
-    if options.search_steps and part not in ("width", "all"):
-        raise UsageError(f"--search-steps is of width, not of {part}; leave it away")
+    of_search = [flag for flag in _SEARCH if getattr(options, flag) is not None]
+    if of_search and part not in ("width", "all"):
+        flag = of_search[0].replace("_", "-")
+        raise UsageError(f"--{flag} is of width, not of {part}; leave it away")
     if part == "known_truth" and (of_trained or overrides):
         flag = of_trained[0].replace("_", "-") if of_trained else f"config.{overrides[0][0]}"
         raise UsageError(
@@ -124,6 +127,7 @@ def _how(
         retry=options.retry,
         measure_only=options.measure_only,
         search_steps=options.search_steps,
+        search_rate=options.search_rate,
         command=("python", "-m", "experiments.softmax_bottleneck.run", *arguments),
     )
 
@@ -199,6 +203,11 @@ def _parser() -> argparse.ArgumentParser:
         type=cli.count,
         metavar="N",
         help="of the runs of width's search for rates (2000, or those of --config.train.steps)",
+    )
+    trained.add_argument(
+        "--search-rate",
+        metavar="RATE",
+        help="the middle of the five peak rates that width tries (0.0014)",
     )
     return parser
 

@@ -34,6 +34,7 @@ class How(NamedTuple):
     retry: bool = False
     measure_only: bool = False  # train nothing
     search_steps: int | None = None  # of the runs of width's search; None: those of its sweep file
+    search_rate: str | None = None  # the middle of the rates tried; None: that of its sweep file
     command: tuple[str, ...] = ()
 
 

@@ -41,13 +41,20 @@ def trained(workdir: Path, how: How) -> Found:
         others = [(key, value) for key, value in how.overrides if key != "train.steps"]
         own = ("train.steps", str(how.search_steps))
         search_how = how._replace(overrides=(*others, own))
-    search = train(f"{SWEEP}:{word}" if word else str(SWEEP), folder / "search", search_how)
+    middle = [] if how.search_rate is None else [f"centre={how.search_rate}"]
+    search = train(_file(word, *middle), folder / "search", search_how)
     rates = best_rates(search)
     if not rates:
         return Found(search, [], Trained([], []))
     files.write_json(folder / "rates.json", rates)
-    words = ",".join([*([word] if word else []), f"rates={folder / 'rates.json'}"])
-    return Found(search, rates, train(f"{SWEEP}:{words}", folder / "seeds", how))
+    file = _file(word, f"rates={folder / 'rates.json'}")
+    return Found(search, rates, train(file, folder / "seeds", how))
+
+
+def _file(*words: str) -> str:
+    """The sweep file with its words."""
+    text = ",".join(filter(None, words))
+    return f"{SWEEP}:{text}" if text else str(SWEEP)
 
 
 def best_rates(search: Trained) -> list[dict[str, Any]]:

@@ -246,6 +246,16 @@ def test_a_file_that_does_not_give_rates_is_refused(content, said, tmp_path):
     assert said in str(refused.value)
 
 
+def test_the_rates_tried_lie_around_the_middle_that_is_given():
+    def tried(text=""):
+        plan = sweeps.plan(f"{width.SWEEP}{text}")
+        return sorted({one.config.optimizer.peak_rate for one in plan.points})
+
+    assert tried() == [0.00035, 0.00071, 0.0014, 0.0028, 0.0057]
+    assert tried(":centre=0.004") == [0.001, 0.002, 0.004, 0.008, 0.016]
+    assert tried(":tiny,centre=0.004") == [0.002, 0.004]
+
+
 def test_seeds_take_the_rates_of_the_file_at_full_size(tmp_path):
     file = tmp_path / "rates.json"
     file.write_text(
@@ -267,6 +277,7 @@ def test_seeds_take_the_rates_of_the_file_at_full_size(tmp_path):
     ("flags", "search", "seeds"),
     [
         ([], {}, {}),
+        (["--search-rate=0.01"], {}, {}),
         (["--config.train.steps=9"], {"train.steps": "9"}, {"train.steps": "9"}),
         (["--search-steps=3"], {"train.steps": "3"}, {}),
         (
@@ -279,9 +290,10 @@ def test_seeds_take_the_rates_of_the_file_at_full_size(tmp_path):
 def test_the_search_may_have_fewer_steps_than_the_seeds(
     flags, search, seeds, tmp_path, monkeypatch
 ):
-    trained_with = []
+    trained_with, files = [], []
 
     def train(file, folder, how):
+        files.append(file)
         trained_with.append((folder.name, dict(how.overrides)))
         return trained.Trained([point(0.1, 3.0)], [])
 
@@ -289,6 +301,9 @@ def test_the_search_may_have_fewer_steps_than_the_seeds(
     given, overrides = run.cli.split_overrides(["width", *flags])
     width.trained(tmp_path, run._how(run._parser().parse_args(given), overrides, []))
     assert trained_with == [("search", search), ("seeds", seeds)]
+    middle = [flag.partition("=")[2] for flag in flags if "rate" in flag]
+    assert files[0] == ":".join([str(width.SWEEP), *(f"centre={rate}" for rate in middle)])
+    assert files[1] == f"{width.SWEEP}:rates={tmp_path / 'width' / 'rates.json'}"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +313,9 @@ def test_the_search_may_have_fewer_steps_than_the_seeds(
         (["--contexts=100"], "--contexts is of text_ranks and width, not of known_truth"),
         (["known_truth", "--config.train.steps=3"], "--config.train.steps is of text_ranks"),
         (["text_ranks", "--search-steps=3"], "--search-steps is of width, not of text_ranks"),
-        (["--search-steps=3"], "--search-steps is of width, not of known_truth"),
+        (["--search-rate=0.1"], "--search-rate is of width, not of known_truth"),
+        (["width", "--search-rate=0"], "centre=0: it must be a peak rate above 0"),
+        (["width", "--search-rate=fast"], "centre=fast: it must be a peak rate above 0"),
         (["widths"], "invalid choice: 'widths'"),
         (["width", "--contexts=0"], "'0' is not an integer of at least 1"),
         (["text_ranks", "--config.train.stpes=3"], "did you mean train.steps?"),
