@@ -27,38 +27,38 @@ COLOURS = (
 )
 _MARKERS = "osD^vP*Xp"
 _DASHES = ("-", "--", "-.", ":")
+_LINES_WITH_ROOM = 4  # for a legend in the axes
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw_spectra(spectra: Mapping[str, Spectrum], bounds: Mapping[str, int | None]) -> Figure:
-    """Singular values over the largest, on a log axis, a line a head; ticks mark where theorems end each.
+    """Singular values over the largest, on log axes, a line a head; thin rules mark where theorems end each.
 
-    Values of a sketch are dotted lightly: they are estimates. Values that are exactly 0 can't be drawn on a log axis
-    and are left out.
+    The legend says the bounds, and which spectra are a sketch's, whose values are estimates. Values that are exactly 0
+    can't be drawn on a log axis and are left out.
     """
-    figure, axes = _axes("index of the singular value", "singular value ÷ the largest")
+    many = len(spectra) > _LINES_WITH_ROOM
+    figure, axes = _axes(
+        "index of the singular value", "singular value ÷ the largest", 9.5 if many else 7
+    )
     for number, (name, found) in enumerate(spectra.items()):
         values = found.singular_values / (found.singular_values[0] or 1)
         shown = values > 0
-        label = f"{name} (sketch, estimates)" if found.sketch else name
-        index = np.arange(1, len(values) + 1)
-        axes.plot(index[shown], values[shown], label=label, **_line(number))
-        bound = bounds.get(name)
+        line, bound = _line(number), bounds.get(name)
+        label = name + (" (sketch, estimates)" if found.sketch else "")
         if bound is not None:
-            axes.axvline(bound, color=_line(number)["color"], linewidth=0.8, alpha=0.6)
-            axes.annotate(
-                f"theorem: {bound}",
-                (bound, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(2, -10 - 11 * number),
-                textcoords="offset points",
-                fontsize=8,
-                color=_line(number)["color"],
-            )
+            label += f", theorem: {bound:,}"
+            axes.axvline(bound, color=line["color"], linewidth=0.8, alpha=0.6)
+        index = np.arange(1, len(values) + 1)
+        axes.plot(index[shown], values[shown], label=label, **line)
+    axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_title("Spectrum of the log-probability matrix")
-    axes.legend(frameon=False)
+    if many:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
+    else:
+        axes.legend(frameon=False, loc="lower left")
     return figure
 
 
@@ -103,8 +103,8 @@ def draw_steps(points: Points, quantity: str) -> Figure:
     return figure
 
 
-def _axes(x: str, y: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+def _axes(x: str, y: str, inches: float = 7) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(inches, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
