@@ -12,7 +12,7 @@ seeds 1, 2 and 3, for micro's steps. `python -m experiments.softmax_bottleneck.r
 between them, and measures the ranks.
 "centre=RATE" puts another rate in the middle of those tried: the fewer the steps, the higher the best rate is.
 "tiny" is at tiny size for 60 steps, widths 4 and 8, two rates, and one seed: "tiny,rates=FILE".
-Expected time and losses: not recorded.
+Expected time and losses: not recorded at this size; experiments/softmax_bottleneck has those of a smaller one.
 
 The body is the same at all points, so that what differs is the head: d_model stays, and with it the input table, and
 the width of the head's own rows varies, `rank` of low_rank and `d_latent` of the mixture. Were d_model varied, with the

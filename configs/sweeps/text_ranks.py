@@ -6,7 +6,7 @@
 Points: every registered head at micro size, with the defaults of its own options, in seed 0. `python -m
 experiments.softmax_bottleneck.run text_ranks` trains these runs, or takes them as they are, and measures the ranks.
 "tiny" is untied and mixture_of_softmaxes at tiny size for 60 steps.
-Expected: 300 of the 6,000 steps are recorded in experiments/softmax_bottleneck; time and losses of all, not.
+Expected time and losses: not recorded of all 6,000 steps; experiments/softmax_bottleneck has those of 300.
 """
 
 from headlab import heads, sweeps
