@@ -29,9 +29,9 @@ CASES = [(name, V, 8, {}) for name in heads.names()] + [
     ("mixture_of_contexts", V, 64, dict(d_latent=20, bias=True)),
     ("low_rank", V, 64, dict(rank=5)),
     *(
-        pytest.param(name, 2048, width, {}, marks=pytest.mark.full)
-        for name in ("tied", "adaptive", "mixture_of_softmaxes", "sigsoftmax")
-        for width in (8, 64)
+        pytest.param(name, vocab, width, {}, marks=pytest.mark.full)
+        for name in heads.names()
+        for vocab, width in ((V, 64), (2048, 8), (2048, 64))
     ),
 ]
 
