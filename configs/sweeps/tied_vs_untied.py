@@ -24,7 +24,9 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
     def points(base: FrozenConfigDict) -> sweeps.Points:
         heads = sweeps.values("head.name", ["tied", "untied"])
         more = matched(base) if "matched" in words else ()
-        return sweeps.product(sweeps.chain(heads, more), sweeps.values("seed", SEEDS))
+        every = sweeps.product(sweeps.chain(heads, more), sweeps.values("seed", SEEDS))
+        # seed by seed: what is finished can be compared before all is
+        return tuple(sorted(every, key=lambda point: point["seed"]))
 
     return sweeps.Sweep(
         base="configs/tiny.py" if "tiny" in words else "configs/micro.py",
