@@ -38,6 +38,10 @@ WIDTH_OPTIONS = {"low_rank": "head.rank", "mixture_of_softmaxes": "head.d_latent
 def get_sweep(text: str = "") -> sweeps.Sweep:
     before, given, file = text.partition("rates=")
     before, centred, middle = before.partition("centre=")
+    if given and centred:
+        raise UsageError(
+            f"{text}: centre= is of the search and rates= of what comes after it; give one of the two"
+        )
     tiny = "tiny" in sweeps.words(before, "tiny")
     widths = (4, 8) if tiny else (16, 32, 64, 128, 256)
     shape = {} if tiny else {"model.d_model": D_MODEL}

@@ -256,6 +256,12 @@ def test_the_rates_tried_lie_around_the_middle_that_is_given():
     assert tried(":tiny,centre=0.004") == [0.002, 0.004]
 
 
+@pytest.mark.parametrize("words", ["centre=0.004,rates=rates.json", "tiny,centre=0.004,rates=r"])
+def test_a_middle_is_refused_beside_a_file_of_rates(words):
+    with pytest.raises(UsageError, match=f"{words}: centre= .*; give one of the two"):
+        sweeps.plan(f"{width.SWEEP}:{words}")
+
+
 def test_seeds_take_the_rates_of_the_file_at_full_size(tmp_path):
     file = tmp_path / "rates.json"
     file.write_text(
