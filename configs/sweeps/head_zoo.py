@@ -26,7 +26,9 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
 
     def points(base: FrozenConfigDict) -> sweeps.Points:
         seeds = range(1) if "tiny" in words else range(3)
-        return sweeps.product(matched(base, measure), sweeps.values("seed", seeds))
+        every = sweeps.product(matched(base, measure), sweeps.values("seed", seeds))
+        # seed by seed: what is finished can be compared before all is
+        return tuple(sorted(every, key=lambda point: point["seed"]))
 
     return sweeps.Sweep(
         base="configs/tiny.py" if "tiny" in words else "configs/micro.py",
