@@ -1,6 +1,6 @@
 """tied_vs_untied: how much held-out loss does an output matrix of its own bring over the tied embedding table?
 
-    headlab sweep --config=configs/sweeps/tied_vs_untied.py --workdir=runs/tied_vs_untied
+    headlab sweep --config=configs/sweeps/tied_vs_untied.py --workdir=runs/tied_vs_untied_sweep
     headlab sweep --config=configs/sweeps/tied_vs_untied.py:matched --workdir=runs/tied_vs_untied_matched
     headlab sweep --config=configs/sweeps/tied_vs_untied.py:tiny --workdir=runs/tied_vs_untied_tiny
 
