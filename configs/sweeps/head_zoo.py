@@ -28,7 +28,7 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
         seeds = range(1) if "tiny" in words else range(3)
         every = sweeps.product(matched(base, measure), sweeps.values("seed", seeds))
         # seed by seed: what is finished can be compared before all is
-        return tuple(sorted(every, key=lambda point: point["seed"]))
+        return sweeps.sort(every, "seed")
 
     return sweeps.Sweep(
         base="configs/tiny.py" if "tiny" in words else "configs/micro.py",

@@ -7,7 +7,8 @@
 Points: tied and untied, seeds 0, 1 and 2, at micro size for 6,000 steps. Untied has a matrix more, 57% more parameters;
 "matched" adds tied models that have as many, in wider MLPs or in more blocks, to within 0.5% of untied's total.
 "tiny" is at tiny size for its 60 steps, in seconds; its words can be joined: "matched,tiny".
-Expected time and losses: not recorded.
+Expected time and losses: an hour a run on a CPU core, so three hours with --jobs=2 on two; 4.074 nats a token tied,
+4.002 untied, 0.072 apart (0.027 to 0.118); experiments/tied_vs_untied has the runs. Not recorded of "matched".
 """
 
 from ml_collections import FrozenConfigDict
@@ -26,7 +27,7 @@ def get_sweep(text: str = "") -> sweeps.Sweep:
         more = matched(base) if "matched" in words else ()
         every = sweeps.product(sweeps.chain(heads, more), sweeps.values("seed", SEEDS))
         # seed by seed: what is finished can be compared before all is
-        return tuple(sorted(every, key=lambda point: point["seed"]))
+        return sweeps.sort(every, "seed")
 
     return sweeps.Sweep(
         base="configs/tiny.py" if "tiny" in words else "configs/micro.py",

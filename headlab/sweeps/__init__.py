@@ -1,15 +1,15 @@
 """Sweeps: many runs of one question, defined by a file, run by a launcher, resumable as a whole; and their results.
 
 A sweep file defines `get_sweep()`, which returns a `Sweep`; points are made by `values` and `points`, and combined by
-`product`, `zip`, `chain` and `where`. `match` finds the option that makes models equally large. `load` reads the
-results of runs as one table.
+`product`, `zip`, `chain`, `where` and `sort`. `match` finds the option that makes models equally large. `load` reads
+the results of runs as one table.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from headlab.sweeps.definition import Plan, PlannedPoint, Sweep, config_of, plan, words
-from headlab.sweeps.points import Point, Points, chain, points, product, values, where, zip
+from headlab.sweeps.points import Point, Points, chain, points, product, sort, values, where, zip
 
 if TYPE_CHECKING:
     from headlab.sweeps.launchers import SlurmOptions
@@ -37,6 +37,7 @@ __all__ = [
     "product",
     "run",
     "size",
+    "sort",
     "statuses",
     "tally",
     "values",

@@ -1,6 +1,6 @@
 """Points of a sweep, and what combines them: each point is the options it sets, by dotted key.
 
-A set of points is a tuple; `values` and `points` make one, `product`, `zip`, `chain` and `where` make others of it.
+A set of points is a tuple; `values` and `points` make one, `product`, `zip`, `chain`, `where` and `sort` make others.
 """
 
 import builtins
@@ -76,6 +76,29 @@ def where(candidates: Points, keep: Callable[[Point], bool]) -> Points:
     ({'seed': 0}, {'seed': 2}, {'seed': 4})
     """
     return tuple(point for point in candidates if keep(point))
+
+
+def sort(candidates: Points, key: str) -> Points:
+    """The points in the order of one option's values, which is the order in which they are started.
+
+    Points of equal value keep their order. Sorted by seed, a sweep can be compared before all of it is finished.
+
+    Raises UsageError where a point does not set the option, or values cannot be ordered.
+
+    >>> sort(product(values("head.name", ["tied", "untied"]), values("seed", [0, 1])), "seed")[1]
+    {'head.name': 'untied', 'seed': 0}
+    """
+    for point in candidates:
+        if key not in point:
+            raise UsageError(
+                f"sort() orders points by {key}, which {dict(point)} does not set; set it in every point"
+            )
+    try:
+        return tuple(sorted(candidates, key=lambda point: point[key]))
+    except TypeError as error:
+        raise UsageError(
+            f"sort() cannot order the values of {key} ({error}); order them by hand, with chain()"
+        ) from error
 
 
 def _joined(combination: Iterable[Point]) -> Point:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from headlab.errors import UsageError
-from headlab.sweeps import chain, points, product, values, where, zip
+from headlab.sweeps import chain, points, product, sort, values, where, zip
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -45,6 +45,21 @@ def test_where_keeps_exactly_the_points_asked_for():
     kept = where(grid, lambda point: point["a"] <= point["b"])
     assert kept == tuple(point for point in grid if point["a"] <= point["b"])
     assert len(kept) == 6
+
+
+def test_sort_orders_by_one_option_and_keeps_the_order_of_equals():
+    grid = product(values("a", "yxz"), values("seed", [2, 0, 1]))
+    ordered = sort(grid, "seed")
+    assert [point["seed"] for point in ordered] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [point["a"] for point in ordered] == ["y", "x", "z"] * 3
+    assert all(list(point) == ["a", "seed"] for point in ordered)
+
+
+def test_sort_refuses_a_point_without_the_option_and_values_without_an_order():
+    with pytest.raises(UsageError, match=r"by seed, which \{'a': 1\} does not set"):
+        sort(chain(values("seed", [1]), values("a", [1])), "seed")
+    with pytest.raises(UsageError, match=r"cannot order the values of a .*chain\(\)"):
+        sort(values("a", [1, None]), "a")
 
 
 @pytest.mark.parametrize("join", [product, zip])
