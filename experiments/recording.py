@@ -32,12 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    for path in record(Path(options.workdir), Path(options.folder), so_far=options.so_far):
+    workdir, folder = Path(options.workdir), Path(options.folder)
+    for path in record(workdir, folder, so_far=options.so_far, page=not options.no_page):
         print(path)
     return 0
 
 
-def record(workdir: Path, folder: Path, *, so_far: bool = False) -> list[Path]:
+def record(workdir: Path, folder: Path, *, so_far: bool = False, page: bool = True) -> list[Path]:
     """Copies what the runs of a finished sweep say into `folder`, and writes beside it what they come to.
 
     Beside sweep.json and a directory a run, with its config.json, metrics.jsonl and result.json, the folder gets
@@ -47,6 +48,8 @@ def record(workdir: Path, folder: Path, *, so_far: bool = False) -> list[Path]:
 
     Args:
       so_far: of an unfinished sweep, the points that have finished; the page names the others.
+      page: write report.html, which is 5 MB, nearly all of it the library that draws; `headlab report` makes it of the
+        folder at any time.
 
     Raises:
       UsageError: `workdir` is no sweep, or its runs aren't all finished (with `so_far`, none is) and whole; the source
@@ -99,7 +102,8 @@ def record(workdir: Path, folder: Path, *, so_far: bool = False) -> list[Path]:
         (building / "comparison.json").write_text(as_json(comparison, frame), encoding="utf-8")
         (building / "comparison.md").write_text(as_markdown(comparison, frame), encoding="utf-8")
         draw(comparison, runs).savefig(building / "losses.png", dpi=150)
-        write_report(building, building / "report.html")
+        if page:
+            write_report(building, building / "report.html")
         if folder.exists():
             folder.rmdir()
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +248,7 @@ def _parser() -> cli.Parser:
     parser = cli.Parser(
         prog="python -m experiments.recording",
         description="Keeps what a finished sweep says, without its checkpoints.",
-        epilog="For instance: python -m experiments.recording runs/zoo experiments/head_zoo/recorded",
+        epilog="For instance: python -m experiments.recording runs/zoo experiments/head_zoo/recorded/parameters",
         allow_abbrev=False,
     )
     parser.add_argument("workdir", metavar="WORKDIR", help="of `headlab sweep`, with checkpoints")
@@ -253,6 +257,11 @@ def _parser() -> cli.Parser:
         "--so-far",
         action="store_true",
         help="of an unfinished sweep, the points that have finished",
+    )
+    parser.add_argument(
+        "--no-page",
+        action="store_true",
+        help="without report.html, which `headlab report FOLDER` makes of the rest",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -10,8 +10,10 @@ from headlab.sweeps.formats import as_json, as_markdown
 from headlab.sweeps.results import collect, table
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-FOLDERS = sorted(file.parent for file in EXPERIMENTS.glob("*/recorded/sweep.json"))
-each = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.parent.name for folder in FOLDERS])
+# an experiment of one sweep keeps it in recorded/, one of several keeps each in a folder of recorded/
+FOLDERS = sorted(file.parent for file in EXPERIMENTS.glob("*/recorded/**/sweep.json"))
+NAMES = [str(folder.relative_to(EXPERIMENTS)) for folder in FOLDERS]
+each = pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 
 
 @each
@@ -39,9 +41,10 @@ def test_the_comparison_and_the_readme_are_of_these_runs(folder):
         for key in ("mean", "low", "high") if now["difference"] else ():
             assert group["difference"][key] == pytest.approx(now["difference"][key], rel=1e-9)
     rows = [line for line in said.splitlines() if line.startswith("|")]
-    readme = (folder.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    experiment = folder.relative_to(EXPERIMENTS).parts[0]
+    readme = (EXPERIMENTS / experiment / "README.md").read_text(encoding="utf-8")
     assert len(rows) == len(comparison.rows) + 2
-    assert [line for line in readme if line in rows] == rows
+    assert "\n" + "\n".join(rows) + "\n" in readme
 
 
 @each
@@ -51,9 +54,9 @@ def test_it_can_be_made_again_anywhere(folder):
     values = [argument.partition("=")[2] for argument in command]
     assert not [value for value in values if Path(value).is_absolute()]
     large = [path.name for path in folder.rglob("*") if path.stat().st_size > 1e6]
-    assert large == ["report.html"]
-    assert (folder / "report.html").stat().st_size < 6e6
+    assert large in ([], ["report.html"])
+    assert not large or (folder / "report.html").stat().st_size < 6e6
 
 
 def test_sweeps_are_recorded():
-    assert "tied_vs_untied" in {folder.parent.name for folder in FOLDERS}
+    assert "tied_vs_untied/recorded" in NAMES

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,6 +12,7 @@ from synthetic_runs import write_run
 from experiments import recording
 from headlab import sweeps
 from headlab.sweeps.comparison import compare
+from headlab.sweeps.page import write_report
 from headlab.sweeps.results import collect
 
 LOSSES = {"tied": (4.0, 4.1, 4.2), "untied": (3.9, 4.05, 4.08), "low_rank": (4.3, 4.4, 4.5)}
@@ -61,6 +63,19 @@ def test_the_folder_reads_as_the_sweep_itself(sweep, tmp_path):
     page = (folder / "report.html").read_text()
     assert "Which?" in page and "runs/sweep" in page and "So" in page
     assert f"{expected.mean:+.4f}".replace("-", "−") in page.replace("-", "−")
+
+
+def test_without_the_page_the_rest_makes_it(sweep, tmp_path, capsys):
+    whole, folder = tmp_path / "whole", tmp_path / "kept"
+    recording.record(sweep, whole)
+    assert recording.main([str(sweep), str(folder), "--no-page"]) == 0
+    names = {path.name for path in whole.iterdir()} - {"report.html"}
+    assert {path.name for path in folder.iterdir()} == names
+    said = {path.name for path in map(Path, capsys.readouterr().out.split())}
+    assert said == {path.name for path in folder.iterdir() if path.is_file()}
+    write_report(folder, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Which?" in page and "So" in page and "head=low_rank" in page
 
 
 def test_checkpoints_logs_and_the_places_of_this_machine_are_not_kept(sweep, tmp_path):
