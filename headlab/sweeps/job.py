@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -16,6 +17,9 @@ from headlab.errors import HeadlabError
 from headlab.sweeps.directory import SweepDirectory
 
 INTERRUPTED = "interrupted"
+
+#: How long before its end a cluster warns a job.
+SECONDS_TO_SAVE = 90
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Job:
       alive: a file that the sweep holds locked while it lives; the job stops when it lets go. None: it outlives it.
       environ: variables to set, or with None to remove, before JAX is imported.
       cores: the processor cores to run on; None: all.
+      minutes: how long the cluster lets the job run, before it is given back and goes on later; None: for ever.
     """
 
     workdir: str
@@ -35,21 +40,34 @@ class Job:
     alive: str | None = None
     environ: tuple[tuple[str, str | None], ...] = ()
     cores: tuple[int, ...] | None = None
+    minutes: int | None = None
 
     def __call__(self) -> str:
-        """Trains, and returns "ended", "interrupted" or "failed"; failures are recorded in the sweep's directory."""
+        """Trains, and returns "ended", "interrupted" or "failed"; failures are recorded in the sweep's directory.
+
+        A job whose time is up doesn't return: it saves, and gives itself back to the cluster.
+        """
+        began = time.monotonic()
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, _interrupt)
+        requeue = _Requeue()
         directory = SweepDirectory(self.workdir)
         try:
             self._set_up()
-            self._train(directory)
-            return "ended"
+            before = self._saved(directory)
+            try:
+                self._train(directory)
+                return "ended"
+            except (KeyboardInterrupt, Exception) as error:
+                if not isinstance(error, KeyboardInterrupt) and not _is_interruption(error):
+                    raise
+            if requeue.asked:
+                self._check_progress(directory, before, time.monotonic() - began)
+                requeue.now()
+            return INTERRUPTED
         except KeyboardInterrupt:
             return INTERRUPTED  # told to stop before there was anything to save
         except Exception as error:  # noqa: BLE001 (whatever it is, the other points go on)
-            if _is_interruption(error):
-                return INTERRUPTED
             failure = _described(error)
             for name, _ in self.configs:
                 directory.write_failure(name, failure)
@@ -71,6 +89,25 @@ class Job:
             os.sched_setaffinity(0, self.cores)
         if self.alive is not None:
             threading.Thread(target=_stop_when_free, args=(self.alive,), daemon=True).start()
+
+    def _saved(self, directory: SweepDirectory) -> list[set[int]]:
+        """The steps at which each run has a checkpoint."""
+        from headlab.checkpoint_files import saved_checkpoints
+        from headlab.runs import RunDirectory
+
+        runs = [RunDirectory(directory.run_path(name)) for name, _ in self.configs]
+        return [set(saved_checkpoints(run.checkpoints_dir)) for run in runs]
+
+    def _check_progress(
+        self, directory: SweepDirectory, before: list[set[int]], seconds: float
+    ) -> None:
+        """Raises HeadlabError where all the time that a cluster gives brought nothing: it never would."""
+        time_is_up = self.minutes is not None and seconds >= 60 * self.minutes - 2 * SECONDS_TO_SAVE
+        if time_is_up and self._saved(directory) == before:
+            raise HeadlabError(
+                f"the {self.minutes} minutes that the cluster gives a job ended before a step could be saved; give it "
+                "more with --minutes, and try again with --retry"
+            )
 
     def _train(self, directory: SweepDirectory) -> None:
         from headlab import training
@@ -94,6 +131,32 @@ class Job:
                 return
             except RunLocked:
                 continue  # another process was quicker
+
+
+class _Requeue:
+    """What a cluster's warning does, that a job's time is up or that another job takes its place.
+
+    submitit would start the job again from the latest checkpoint; this one first saves where it is.
+    """
+
+    def __init__(self) -> None:
+        self._number = getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
+        self._submitits = signal.getsignal(self._number)
+        self.asked = False
+        if callable(self._submitits):
+            signal.signal(self._number, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if not self.asked:
+            self.asked = True
+            signal.raise_signal(signal.SIGTERM)
+
+    def now(self) -> None:
+        """Gives the job back to the cluster and ends this process."""
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, signal.SIG_IGN)  # the cluster sends one to what it takes back
+        assert callable(self._submitits)
+        self._submitits(self._number, None)
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headlab.data.cache import cache_dir
 from headlab.errors import HeadlabError, UsageError
 from headlab.sweeps.directory import SweepDirectory
-from headlab.sweeps.job import Job
+from headlab.sweeps.job import INTERRUPTED, SECONDS_TO_SAVE, Job
 
 if TYPE_CHECKING:
     import submitit
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     Started = submitit.Job[str]
     """A job that was handed to a launcher."""
 
+_LEAST_MINUTES = 3
+_REQUEUES = 10**6  # a job that gets nowhere gives up by itself
+_SLURM_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+_ASK = 5.0  # seconds between questions to squeue
+_ABSENT = 3  # answers without a job, after which it is over
 _FOREVER = 60 * 24 * 365 * 10  # minutes; submitit's local executor always has a limit
 
 
@@ -41,6 +48,15 @@ class Launcher(Protocol):
 
     def share(self, slot: int) -> dict[str, Any]:
         """The `environ` and `cores` of the job in a slot."""
+
+    def done(self, started: "Started") -> bool:
+        """Whether a job has ended."""
+
+    def queued(self, started: "Started") -> bool:
+        """Whether a job still waits to be started."""
+
+    def returned(self, started: "Started") -> str | None:
+        """What a job that is done returned; None if it ended without returning."""
 
     def stop(self, started: Sequence["Started"]) -> None:
         """Asks jobs to save and end, where they do not see by themselves that the sweep is over."""
@@ -74,6 +90,15 @@ class Local:
             "cores": _core_share(slot, self.slots),
         }
 
+    def done(self, started: "Started") -> bool:
+        return started.done()
+
+    def queued(self, started: "Started") -> bool:
+        return False
+
+    def returned(self, started: "Started") -> str | None:
+        return _returned(started)
+
     def stop(self, started: Sequence["Started"]) -> None:
         pass  # they stop when the sweep's sign of life ends
 
@@ -96,16 +121,25 @@ class Slurm:
     slots: int | None = None  # Slurm itself bounds how many of an array run
 
     def __init__(self, directory: SweepDirectory, parallel: int, options: SlurmOptions):
-        """Raises UsageError where there is no Slurm."""
-        if shutil.which("srun") is None or shutil.which("sbatch") is None:
+        """Raises UsageError where there is no Slurm, or jobs would have no time."""
+        if any(shutil.which(command) is None for command in _SLURM_COMMANDS):
             raise UsageError(
-                "--launcher=slurm needs Slurm's srun and sbatch, and they are not on the PATH; start the sweep on a "
-                "login node of the cluster, or use --launcher=local"
+                f"--launcher=slurm needs Slurm's {', '.join(_SLURM_COMMANDS[:-1])} and {_SLURM_COMMANDS[-1]}, and they "
+                "are not on the PATH; start the sweep on a login node of the cluster, or use --launcher=local"
+            )
+        if options.minutes < _LEAST_MINUTES:
+            raise UsageError(
+                f"--minutes={options.minutes} is too short: a job is warned {SECONDS_TO_SAVE} seconds before its end, "
+                f"to save what it has; give at least {_LEAST_MINUTES}"
             )
         import submitit
 
         self._directory = directory
-        self._executor = submitit.SlurmExecutor(folder=directory.work_path / "slurm")
+        self._queue = _SlurmQueue()
+        self._minutes = options.minutes
+        self._executor = submitit.SlurmExecutor(
+            folder=directory.work_path / "slurm", max_num_timeout=_REQUEUES
+        )
         wanted = {
             "partition": options.partition,
             "gpus_per_node": options.gpus,
@@ -115,6 +149,7 @@ class Slurm:
         self._executor.update_parameters(
             job_name="headlab",
             time=options.minutes,
+            signal_delay_s=SECONDS_TO_SAVE,
             nodes=1,
             ntasks_per_node=1,
             array_parallelism=parallel,
@@ -136,17 +171,85 @@ class Slurm:
         return started
 
     def share(self, slot: int) -> dict[str, Any]:
-        return {}  # Slurm gives each job its own
+        return {"minutes": self._minutes}  # Slurm gives each job its own cores and GPUs
 
-    def found(self, job_id: str) -> "Started":
-        """A job that an earlier call started."""
+    def found(self, job_id: str) -> "Started | None":
+        """A job that an earlier call started; None if it is over."""
         import submitit
 
-        return submitit.SlurmJob(self._directory.work_path / "slurm", job_id)
+        job: Started = submitit.SlurmJob(self._directory.work_path / "slurm", job_id)
+        over = job.paths.result_pickle.exists() or self._queue.lacks(job)
+        return None if over else job
+
+    def done(self, started: "Started") -> bool:
+        # submitit asks sacct, which clusters without accounting do not have
+        if not started.paths.result_pickle.exists():
+            return self._queue.has_lost(started)
+        # what Slurm itself interrupted for another job, it starts again
+        return _returned(started) != INTERRUPTED or self._queue.lacks(started)
+
+    def queued(self, started: "Started") -> bool:
+        return self._queue.state(started) == "PD"
+
+    def returned(self, started: "Started") -> str | None:
+        return _returned(started)
 
     def stop(self, started: Sequence["Started"]) -> None:
         for job in started:
-            job.cancel()
+            job.cancel(check=False)  # one that has just ended can't be
+
+
+class _SlurmQueue:
+    """What squeue says of this user's jobs. It is asked rarely, once for all of them."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+        self._asked = float("-inf")
+        self._answers = 0
+        self._seen: dict[str, int] = {}  # the number of the last answer that had the job
+
+    def state(self, started: "Started") -> str | None:
+        """Slurm's code, as "PD" of a job that is pending; None of a job that isn't in the queue."""
+        self._ask()
+        return self._states.get(started.job_id)
+
+    def lacks(self, started: "Started") -> bool:
+        """Whether squeue has answered, without the job."""
+        return self.state(started) is None and self._answers > 0
+
+    def has_lost(self, started: "Started") -> bool:
+        """Whether a job has left the queue, so long ago that what it wrote at its end has arrived here."""
+        self._seen.setdefault(started.job_id, self._answers)
+        self._ask()
+        if self._answers - self._seen[started.job_id] < _ABSENT:
+            return False
+        os.listdir(started.paths.folder)  # a network's file system looks again
+        return True
+
+    def _ask(self) -> None:
+        if time.monotonic() - self._asked < _ASK:
+            return
+        command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %t"]
+        try:
+            answer = subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=60
+            ).stdout
+        except (subprocess.SubprocessError, OSError):
+            return  # Slurm's controller is away for a while; its jobs are as they were
+        finally:
+            self._asked = time.monotonic()
+        self._states = dict(line.split() for line in answer.splitlines() if line.strip())
+        self._answers += 1
+        self._seen |= dict.fromkeys(self._states, self._answers)
+
+
+def _returned(started: "Started") -> str | None:
+    if not started.paths.result_pickle.exists():
+        return None
+    try:
+        return started.result()
+    except Exception:  # noqa: BLE001 (whatever submitit says of a job that returned nothing)
+        return None
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from headlab.sweeps.sizes import parameters
 from headlab.sweeps.states import (
     FAILED,
     FINISHED,
+    QUEUED,
     STARTING,
     WAITING,
     Status,
@@ -182,7 +183,7 @@ class _Crew:
     def work(self) -> bool:
         """Starts what can be started and sees what has ended; whether there is more to do."""
         for slot, (task, started) in list(self._running.items()):
-            if started.done():
+            if self._launcher.done(started):
                 del self._running[slot]
                 self._ended(task, started)
         if not self.stopping:
@@ -199,8 +200,9 @@ class _Crew:
         """The statuses of all points, shown."""
         self._shown = time.monotonic()
         live = {name: WAITING for name in self._waiting}
-        for task, _ in self._running.values():
-            live |= {point.name: STARTING for point in task.points}
+        for task, started in self._running.values():
+            state = QUEUED if self._launcher.queued(started) else STARTING
+            live |= {point.name: state for point in task.points}
         found = [
             status(self._directory, point, live=live.get(point.name)) for point in self._plan.points
         ]
@@ -229,6 +231,7 @@ class _Crew:
         for (slot, task), started in zip(ready, self._launcher.start(jobs), strict=True):
             self._running[slot] = (task, started)
             if not self._launcher.bound:
+                self._job_path(task).parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._job_path(task), {"job_id": started.job_id})
         self._shown = float("-inf")
 
@@ -254,15 +257,11 @@ class _Crew:
         """Records what became of a job; it has recorded its own failure, if it could."""
         self._job_path(task).unlink(missing_ok=True)
         self._shown = float("-inf")
-        try:
-            outcome = started.result()
-        except Exception:  # noqa: BLE001 (whatever submitit says of a job that returned nothing)
-            outcome = None
-        if outcome is not None or self.stopping:
+        if self._launcher.returned(started) is not None or self.stopping:
             return
         for point in task.points:
             if not self._is_finished(point) and self._directory.failure(point.name) is None:
-                self._directory.write_failure(point.name, _silent(self._directory, task))
+                self._directory.write_failure(point.name, _silent(started))
 
     def _find_running(self, launcher: Slurm) -> None:
         """Takes up jobs that an earlier call started and that have not ended."""
@@ -272,7 +271,7 @@ class _Crew:
             except (FileNotFoundError, ValueError, KeyError):
                 continue
             started = launcher.found(job_id)
-            if not started.done():
+            if started is not None:
                 self._queue.remove(task)
                 self._running[len(self._running)] = (task, started)
 
@@ -289,12 +288,10 @@ class _Crew:
         return RunDirectory(self._directory.run_path(point.name))
 
 
-def _silent(directory: SweepDirectory, task: Task) -> dict[str, str]:
+def _silent(started: "Started") -> dict[str, str]:
     """The failure of a process that ended without a word."""
-    logs = sorted(
-        directory.logs_path(task.name).glob("*.out"), key=lambda path: path.stat().st_mtime
-    )
-    lines = logs[-1].read_text(errors="replace").splitlines()[-20:] if logs else []
+    log = started.paths.stdout
+    lines = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
     return {
         "kind": "ProcessEnded",
         "error": "its process ended without finishing or saying why: it was killed, or ran out of memory"

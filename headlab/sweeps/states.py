@@ -12,7 +12,8 @@ from headlab.sweeps.definition import PlannedPoint
 from headlab.sweeps.directory import SweepDirectory
 
 FINISHED, FAILED, INTERRUPTED, NEW = "finished", "failed", "interrupted", "new"
-RUNNING, STARTING, WAITING = "running", "starting", "waiting"
+RUNNING, STARTING = "running", "starting"
+WAITING, QUEUED = "waiting", "queued"  # for another process that writes the run; for the cluster
 
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are read for the latest values
 

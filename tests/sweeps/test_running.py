@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,20 +21,13 @@ FAILING = 'chain(values("seed", [0]), values("optimizer.peak_rate", [1e30]), val
 
 
 class Done:
-    """A job that has ended."""
+    """A job that has ended, and what it returned."""
 
     job_id = "0"
 
-    def __init__(self, outcome):
-        self._outcome = outcome
-
-    def done(self, force_check=False):
-        return True
-
-    def result(self):
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+    def __init__(self, returned, log):
+        self.returned = returned
+        self.paths = SimpleNamespace(stdout=log)
 
 
 class Here:
@@ -44,6 +38,7 @@ class Here:
     def __init__(self, directory, slots):
         self.slots = slots
         self.started = []
+        self._directory = directory
         Here.last = self
 
     def share(self, slot):
@@ -51,7 +46,17 @@ class Here:
 
     def start(self, jobs):
         self.started += [name for name, _ in jobs]
-        return [Done(self.outcome(job)) for _, job in jobs]
+        logs = [self._directory.logs_path(name) / "1_0_log.out" for name, _ in jobs]
+        return [Done(self.outcome(job), log) for (_, job), log in zip(jobs, logs, strict=True)]
+
+    def done(self, started):
+        return True
+
+    def queued(self, started):
+        return False
+
+    def returned(self, started):
+        return started.returned
 
     def outcome(self, job):
         kept = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
@@ -177,7 +182,7 @@ def test_a_process_that_ends_without_a_word_is_a_failure_that_says_where_its_log
         logs = SweepDirectory(job.workdir).logs_path(job.configs[0][0])
         logs.mkdir(parents=True, exist_ok=True)
         (logs / "1_0_log.out").write_text("something\nlast words\n")
-        return RuntimeError("no result")
+        return None
 
     monkeypatch.setattr(here, "outcome", outcome)
     (status,) = sweeps.run(plan('values("seed", [0])'), str(tmp_path / "sweep"))
@@ -221,7 +226,9 @@ def test_a_run_that_another_process_writes_is_waited_for(here, plan, tmp_path, m
 
 def test_slurm_that_is_not_there_is_refused_before_anything_is_written(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match=r"srun and sbatch.*not on the PATH.*--launcher=local"):
+    with pytest.raises(
+        UsageError, match=r"sbatch, srun, squeue and scancel.*not on the PATH.*--launcher=local"
+    ):
         sweeps.run(plan(SEEDS), str(tmp_path / "sweep"), slurm=sweeps.SlurmOptions())
     assert not (tmp_path / "sweep").exists()
 
