@@ -192,7 +192,8 @@ def draw(comparison: Any, runs: Iterable[Any]) -> Any:
     curves = {run.name: dict(zip(*curve(run, "validation/loss"), strict=True)) for run in runs}
     rows = comparison.rows
     compared = [row for row in rows if row.difference is not None]
-    figure = Figure(figsize=(7, 4 + 0.4 * len(compared)), layout="constrained")
+    size = (7 + 2 * (len(rows) > 4), 4 + 0.4 * len(compared))
+    figure = Figure(figsize=size, layout="constrained")
     losses, differences = figure.subplots(2, 1, height_ratios=(3.2, 0.6 + 0.4 * len(compared)))
     names = _labels(rows)
     colours = _colours(names.values(), COLOURS)
@@ -206,7 +207,9 @@ def draw(comparison: Any, runs: Iterable[Any]) -> Any:
     of_seeds = f", mean of {'–'.join(map(str, seeds))} seeds" if seeds != [1] else ""
     losses.set_xlabel("step")
     losses.set_ylabel(f"held-out loss{of_seeds}\n(nats per token)")
-    losses.legend(frameon=False, fontsize=8, ncols=1 + (len(rows) > 4))
+    # beside the axes, where there are too many to leave room for them between the curves
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(rows) > 4 else {}
+    losses.legend(frameon=False, fontsize=8, **beside)
     differences.axvline(0, color="0.4", linewidth=1)
     for place, row in enumerate(compared):
         difference, colour = row.difference, colours[names[row.group.name]]

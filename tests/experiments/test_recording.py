@@ -120,6 +120,21 @@ def test_groups_of_one_head_are_told_apart_by_what_varies(tmp_path):
     assert list(mean.get_xdata()) == [pytest.approx(0.1)]
 
 
+@pytest.mark.parametrize("heads", [2, 9])
+def test_a_legend_of_many_groups_covers_no_curve(tmp_path, heads):
+    for number in range(heads):
+        write_run(tmp_path / str(number), head=f"head{number}", loss=4 + number / 10)
+    comparison = compare(sweeps.load(tmp_path))
+    figure = recording.draw(comparison, collect(tmp_path).runs)
+    figure.canvas.draw()
+    losses = figure.axes[0]
+    legend = losses.get_legend()
+    assert len(legend.get_texts()) == heads
+    inside = losses.get_window_extent().overlaps(legend.get_window_extent())
+    assert inside == (heads == 2)
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_what_has_finished_is_recorded_and_a_copy_of_it_recorded_on(sweep, tmp_path, capsys):
     """Samples need checkpoints, which a copy has not: those that were recorded are kept."""
     for head in LOSSES:
