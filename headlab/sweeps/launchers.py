@@ -178,7 +178,7 @@ class Slurm:
         import submitit
 
         job: Started = submitit.SlurmJob(self._directory.work_path / "slurm", job_id)
-        over = job.paths.result_pickle.exists() or self._queue.lacks(job)
+        over = self._queue.lacks(job) or _returned(job) not in (None, INTERRUPTED)
         return None if over else job
 
     def done(self, started: "Started") -> bool:

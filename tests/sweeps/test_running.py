@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from sweep_table import table
 
 from headlab import sweeps, training
 from headlab.errors import HeadlabError, UsageError
@@ -75,20 +76,6 @@ def here(monkeypatch):
     """Runs jobs in this process."""
     monkeypatch.setattr(running, "Local", Here)
     return Here
-
-
-def table(plan, workdir):
-    """What a run leaves of each point, timings aside."""
-    found = {}
-    for point in plan.points:
-        run = RunDirectory(workdir / point.name)
-        records = [
-            {k: v for k, v in record.items() if not k.startswith("timing/")}
-            for record in run.metrics()
-        ]
-        result = run.result()
-        found[point.name] = records, result["validation"], result["test"], result["best"]
-    return found
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import small_cluster
-import submitit  # noqa: F401 (sets logging up, which must not happen while a test captures)
+import submitit  # here, for it sets logging up, which must not happen while a test captures
+from sweep_table import table
 
 from headlab import sweeps
 from headlab.errors import HeadlabError, UsageError
@@ -55,20 +56,6 @@ def wait_until(happened, seconds=120):
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def table(plan, workdir):
-    """What a run leaves of each point, timings aside."""
-    found = {}
-    for point in plan.points:
-        run = RunDirectory(workdir / point.name)
-        records = [
-            {k: v for k, v in record.items() if not k.startswith("timing/")}
-            for record in run.metrics()
-        ]
-        result = run.result()
-        found[point.name] = records, result["validation"], result["test"], result["best"]
-    return found
 
 
 def test_slurm_gets_one_array_with_what_each_job_needs(directory, cluster):
@@ -128,27 +115,28 @@ def test_a_job_is_over_when_it_returned_or_left_the_queue(directory, cluster):
     assert Slurm(directory, 1, SlurmOptions()).found(started.job_id) is None
 
 
-def test_what_slurm_interrupted_is_done_when_slurm_does_not_start_it_again(
-    directory, cluster, monkeypatch
-):
+def test_what_slurm_interrupted_is_done_when_slurm_does_not_start_it_again(directory, cluster):
     launcher = Slurm(directory, 1, SlurmOptions())
-    started = launcher.found("7")
-    assert started is None  # no such job
+    assert launcher.found("7") is None  # no such job
     (cluster / "7").mkdir()
     (cluster / "7" / "state").write_text("PD")
     time.sleep(0.21)
     started = launcher.found("7")
     started.paths.folder.mkdir(parents=True, exist_ok=True)
-    returned = {"outcome": "interrupted"}
-    monkeypatch.setattr(started, "result", lambda: returned["outcome"])
-    started.paths.result_pickle.touch()
+
+    def returns(outcome):
+        submitit.core.utils.cloudpickle_dump(("success", outcome), started.paths.result_pickle)
+
+    returns("interrupted")
     assert not launcher.done(started) and launcher.queued(started)
-    returned["outcome"] = "ended"
-    assert launcher.done(started)
-    returned["outcome"] = "interrupted"
+    assert launcher.found("7") is not None
+    returns("ended")
+    assert launcher.done(started) and launcher.found("7") is None
+    returns("interrupted")
     (cluster / "7" / "state").unlink()
     time.sleep(0.21)
     assert launcher.done(started) and launcher.returned(started) == "interrupted"
+    assert launcher.found("7") is None
 
 
 def test_a_point_is_trained_to_its_end(plan, cluster, tmp_path):

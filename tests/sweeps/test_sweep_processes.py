@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from sweep_table import table
 
 from headlab import sweeps
 from headlab.runs import RunDirectory
@@ -26,19 +27,6 @@ def command(path, workdir, corpus, *flags):
         f"--config.data.corpus={corpus}",
         *flags,
     ]
-
-
-def table(plan, workdir):
-    found = {}
-    for point in plan.points:
-        run = RunDirectory(workdir / point.name)
-        records = [
-            {k: v for k, v in record.items() if not k.startswith("timing/")}
-            for record in run.metrics()
-        ]
-        result = run.result()
-        found[point.name] = records, result["validation"], result["test"], result["best"]
-    return found
 
 
 def wait_until(process, happened):
