@@ -8,7 +8,7 @@ Points: every registered head at micro size, seeds 0, 1 and 2. The largest model
 others are widened until all have as many parameters, to within 0.5%; with "flops", until all need as many operations a
 token of a training step, to within 0.5% (an adaptive head's are counted with the corpus's own token frequencies).
 "tiny" is at tiny size for 60 steps, in one seed; its words can be joined: "flops,tiny".
-Expected time and losses: not recorded.
+Expected time and losses: not recorded at this size; experiments/head_zoo has those of a smaller one.
 """
 
 from typing import Any

@@ -59,4 +59,5 @@ def test_it_can_be_made_again_anywhere(folder):
 
 
 def test_sweeps_are_recorded():
-    assert "tied_vs_untied/recorded" in NAMES
+    both = {"head_zoo/recorded/flops", "head_zoo/recorded/parameters"}
+    assert both | {"tied_vs_untied/recorded"} <= {*NAMES}
