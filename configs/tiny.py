@@ -3,7 +3,7 @@
     headlab train --config=configs/tiny.py --workdir=runs/tiny
 
 Tokens: 60 steps of 8 x 32; evaluated and saved often, so that a killed run can be resumed.
-Run time and held-out loss: 16 s, most of it to compile and evaluate; in seed 0 5.229 nats a token tied, 5.274 untied.
+Run time and held-out loss, seed 0: 16 s, most of it to compile and evaluate; tied 5.229 nats a token, untied 5.274.
 """
 
 from ml_collections import ConfigDict
