@@ -174,7 +174,6 @@ class SweepDirectory:
 
     def write_failure(self, name: str, failure: Mapping[str, Any]) -> None:
         """Records that a point failed."""
-        self.logs_path(name).mkdir(parents=True, exist_ok=True)
         write_json(self.logs_path(name) / "error.json", failure)
 
     def forget_failure(self, name: str) -> None:
@@ -222,10 +221,11 @@ class SweepDirectory:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file at once or not at all.
+    """Writes a JSON file at once or not at all, and makes its folder where there is none.
 
     Raises HeadlabError where it cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     files.replace(path, text.encode())
 

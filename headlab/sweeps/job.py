@@ -55,12 +55,8 @@ class Job:
         try:
             self._set_up()
             before = self._saved(directory)
-            try:
-                self._train(directory)
+            if self._trains_to_the_end(directory):
                 return "ended"
-            except (KeyboardInterrupt, Exception) as error:
-                if not isinstance(error, KeyboardInterrupt) and not _is_interruption(error):
-                    raise
             if requeue.asked:
                 self._check_progress(directory, before, time.monotonic() - began)
                 requeue.now()
@@ -108,6 +104,18 @@ class Job:
                 f"the {self.minutes} minutes that the cluster gives a job ended before a step could be saved; give it "
                 "more with --minutes, and try again with --retry"
             )
+
+    def _trains_to_the_end(self, directory: SweepDirectory) -> bool:
+        """Trains; False where a signal asked it to stop."""
+        try:
+            self._train(directory)
+        except KeyboardInterrupt:
+            return False
+        except Exception as error:
+            if _is_interruption(error):
+                return False
+            raise
+        return True
 
     def _train(self, directory: SweepDirectory) -> None:
         from headlab import training

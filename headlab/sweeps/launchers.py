@@ -62,7 +62,19 @@ class Launcher(Protocol):
         """Asks jobs to save and end, where they do not see by themselves that the sweep is over."""
 
 
-class Local:
+class _OfSubmitit:
+    """What is the same of all of submitit's executors."""
+
+    def returned(self, started: "Started") -> str | None:
+        if not started.paths.result_pickle.exists():
+            return None
+        try:
+            return started.result()
+        except Exception:  # noqa: BLE001 (whatever submitit says of a job that returned nothing)
+            return None
+
+
+class Local(_OfSubmitit):
     """Processes on this machine, at most `slots` at once, among which its cores and GPUs are divided."""
 
     bound = True
@@ -96,9 +108,6 @@ class Local:
     def queued(self, started: "Started") -> bool:
         return False
 
-    def returned(self, started: "Started") -> str | None:
-        return _returned(started)
-
     def stop(self, started: Sequence["Started"]) -> None:
         pass  # they stop when the sweep's sign of life ends
 
@@ -114,7 +123,7 @@ class SlurmOptions:
     minutes: int = 24 * 60
 
 
-class Slurm:
+class Slurm(_OfSubmitit):
     """Jobs of one Slurm array, at most `parallel` at once. They outlive the sweep's process, which finds them again."""
 
     bound = False
@@ -178,7 +187,7 @@ class Slurm:
         import submitit
 
         job: Started = submitit.SlurmJob(self._directory.work_path / "slurm", job_id)
-        over = self._queue.lacks(job) or _returned(job) not in (None, INTERRUPTED)
+        over = self._queue.lacks(job) or self.returned(job) not in (None, INTERRUPTED)
         return None if over else job
 
     def done(self, started: "Started") -> bool:
@@ -186,13 +195,10 @@ class Slurm:
         if not started.paths.result_pickle.exists():
             return self._queue.has_lost(started)
         # what Slurm itself interrupted for another job, it starts again
-        return _returned(started) != INTERRUPTED or self._queue.lacks(started)
+        return self.returned(started) != INTERRUPTED or self._queue.lacks(started)
 
     def queued(self, started: "Started") -> bool:
         return self._queue.state(started) == "PD"
-
-    def returned(self, started: "Started") -> str | None:
-        return _returned(started)
 
     def stop(self, started: Sequence["Started"]) -> None:
         for job in started:
@@ -241,15 +247,6 @@ class _SlurmQueue:
         self._states = dict(line.split() for line in answer.splitlines() if line.strip())
         self._answers += 1
         self._seen |= dict.fromkeys(self._states, self._answers)
-
-
-def _returned(started: "Started") -> str | None:
-    if not started.paths.result_pickle.exists():
-        return None
-    try:
-        return started.result()
-    except Exception:  # noqa: BLE001 (whatever submitit says of a job that returned nothing)
-        return None
 
 
 @contextlib.contextmanager

@@ -231,7 +231,6 @@ class _Crew:
         for (slot, task), started in zip(ready, self._launcher.start(jobs), strict=True):
             self._running[slot] = (task, started)
             if not self._launcher.bound:
-                self._job_path(task).parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._job_path(task), {"job_id": started.job_id})
         self._shown = float("-inf")
 
